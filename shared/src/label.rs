@@ -1,5 +1,15 @@
 //! Closed word lists. A label, code or state is an enum; free text can only arrive as a parse failure.
 
+/// A closed list of words, as a metric family sees it.
+pub trait Label: Copy + 'static {
+    /// Every word, in index order.
+    const ALL: &'static [Self];
+    /// The place of this word in `ALL`.
+    fn index(self) -> usize;
+    /// The word.
+    fn word(self) -> &'static str;
+}
+
 /// Declares a closed list of words: the enum, its one total `as_str`, `ALL` for zero-filling metrics,
 /// strict parsing, and serde as the word.
 #[macro_export]
@@ -21,6 +31,16 @@ macro_rules! label_enum {
             /// The value of a word of the list.
             pub fn parse(word: &str) -> Option<Self> {
                 match word { $($word => Some($name::$variant),)+ _ => None }
+            }
+        }
+
+        impl $crate::label::Label for $name {
+            const ALL: &'static [Self] = Self::ALL;
+            fn index(self) -> usize {
+                self as usize
+            }
+            fn word(self) -> &'static str {
+                self.as_str()
             }
         }
 

@@ -7,5 +7,6 @@ pub mod config;
 pub mod execution;
 pub mod ids;
 pub mod label;
+pub mod metric;
 pub mod openai;
 pub mod wire;
