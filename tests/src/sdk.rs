@@ -10,7 +10,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::config::{Provider, Setup};
+use crate::openai_like;
 use crate::process::bin_dir;
+use crate::provider::Stub;
+use crate::stack::{Shape, Stack};
 
 const SCRIPT_WITHIN: Duration = Duration::from_secs(90);
 
@@ -144,4 +148,53 @@ fn must(command: &mut Command) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// Runs a script against the provider itself and against the gateway in both shapes, and compares what it saw.
+///
+/// # Panics
+/// When a promise is seen differently, or already fails at the provider itself.
+pub async fn compared(script: &str, stub: &Stub, never: &[&str]) {
+    let control = format!("{}/control", stub.url());
+    let run = async |base: &str| {
+        let args = [base, openai_like::KEY, &control];
+        if script.ends_with(".py") {
+            run_python(script, &args).await
+        } else {
+            run_node(script, &args).await
+        }
+    };
+    let direct = run(&stub.url()).await;
+    for (promise, seen) in direct.as_object().unwrap() {
+        for word in never {
+            assert!(
+                seen.get(word).is_none(),
+                "{script} {promise} fails at the provider itself: {seen}"
+            );
+        }
+    }
+    let mut different = String::new();
+    for shape in Shape::ALL {
+        let provider =
+            Provider::openai("up", &stub.url(), &["gpt-test"]).line("api_key = { env = \"PROVIDER_KEY\" }");
+        let own =
+            r#"{ name = "sdk", secret = { env = "SDK_KEY" }, roles = ["inference", "operator", "metrics"] }"#;
+        let setup = Setup::of(provider)
+            .env("PROVIDER_KEY", openai_like::KEY)
+            .env("SDK_KEY", openai_like::KEY)
+            .keys(&[own.to_owned()], openai_like::KEY)
+            .edge("server", "body_limit = \"1MiB\"");
+        let stack = Stack::start(shape, setup).await;
+        let through = run(&format!("http://{}/v1", stack.edge.http)).await;
+        for (promise, expected) in direct.as_object().unwrap() {
+            if through[promise] != *expected {
+                different.push_str(&format!(
+                    "\n{shape:?} {promise}:\n  provider: {expected}\n  gateway:  {}",
+                    through[promise]
+                ));
+            }
+        }
+        stack.settled(Duration::from_secs(2)).await;
+    }
+    assert!(different.is_empty(), "{script} sees a difference:{different}");
 }

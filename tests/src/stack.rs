@@ -184,25 +184,24 @@ impl Node {
 }
 
 impl Stack {
-    /// Starts everything and waits until the models are listed.
-    pub async fn start(shape: Shape, setup: Setup) -> Self {
+    /// Starts the edge alone; nodes are up to the test.
+    pub async fn start_empty(shape: Shape, setup: Setup) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let linked = shape == Shape::Linked;
-        let edge = Edge::start(
-            dir.path(),
-            &setup.edge_toml(linked),
-            &setup.env,
-            setup.key.clone(),
-        )
-        .await;
-        let mut stack = Self {
+        let toml = setup.edge_toml(shape == Shape::Linked);
+        let edge = Edge::start(dir.path(), &toml, &setup.env, setup.key.clone()).await;
+        Self {
             shape,
             edge,
             nodes: Vec::new(),
             setup,
             dir,
-        };
-        if linked {
+        }
+    }
+
+    /// Starts everything and waits until the models are listed.
+    pub async fn start(shape: Shape, setup: Setup) -> Self {
+        let mut stack = Self::start_empty(shape, setup).await;
+        if shape == Shape::Linked {
             let url = stack.edge.link_url();
             for id in stack.setup.nodes.clone() {
                 let node = stack.start_node(&id, &url).await;
