@@ -26,6 +26,20 @@ impl Provider {
         provider
     }
 
+    /// An OpenAI-compatible provider that is asked for its models.
+    pub fn auto(id: &str, base_url: &str) -> Self {
+        let lines = ["adapter = \"openai\"", "targets = \"auto\""].map(str::to_owned);
+        let mut provider = Self {
+            id: id.to_owned(),
+            targets: Vec::new(),
+            lines: lines.to_vec(),
+        };
+        provider
+            .lines
+            .push(format!("id = {id:?}\nbase_url = {base_url:?}"));
+        provider
+    }
+
     fn bare(id: &str, adapter: &str, targets: &[&str]) -> Self {
         let targets: Vec<String> = targets.iter().map(|t| (*t).to_owned()).collect();
         let lines = vec![
@@ -107,6 +121,20 @@ impl Setup {
         self.models.push(Model {
             name: name.to_owned(),
             candidates: vec![(provider.to_owned(), target.to_owned())],
+        });
+        self
+    }
+
+    /// A public model name with several candidates, as (provider, target).
+    #[must_use]
+    pub fn candidates(mut self, name: &str, candidates: &[(&str, &str)]) -> Self {
+        let candidates = candidates
+            .iter()
+            .map(|(p, t)| ((*p).to_owned(), (*t).to_owned()))
+            .collect();
+        self.models.push(Model {
+            name: name.to_owned(),
+            candidates,
         });
         self
     }

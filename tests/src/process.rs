@@ -97,6 +97,14 @@ impl Process {
     /// # Panics
     /// When the process ends or is silent.
     pub async fn ready(&mut self) -> BTreeMap<String, String> {
+        match self.ready_or_ended().await {
+            Some(ready) => ready,
+            None => panic!("{} gave no ready line; its log:\n{}", self.name, self.log()),
+        }
+    }
+
+    /// The same, for a process that may refuse to start.
+    pub async fn ready_or_ended(&mut self) -> Option<BTreeMap<String, String>> {
         let prefix = format!("{} ready", self.name);
         let mut out = self.out.clone();
         let line = tokio::time::timeout(READY_WITHIN, async {
@@ -108,16 +116,12 @@ impl Process {
                     return None;
                 }
             }
-        })
-        .await;
-        let Ok(Some(line)) = line else {
-            panic!("{} gave no ready line; its log:\n{}", self.name, self.log());
-        };
-        line[prefix.len()..]
+        });
+        let line = line.await.ok()??;
+        let pairs = line[prefix.len()..]
             .split_ascii_whitespace()
-            .filter_map(|pair| pair.split_once('='))
-            .map(|(k, v)| (k.to_owned(), v.to_owned()))
-            .collect()
+            .filter_map(|pair| pair.split_once('='));
+        Some(pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
     }
 
     /// Everything said on stdout so far.

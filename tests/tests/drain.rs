@@ -157,6 +157,7 @@ fn with_another_node_a_draining_one_is_not_noticed() {
         let mut stack = Stack::start(Shape::Linked, setup).await;
         stack.nodes[0].process.signal("TERM");
         let client = stack.client();
+        let body = fixtures::chat("pub", "hi", true);
         let status = {
             let exit = stack.nodes[0].process.exit(SOON);
             tokio::pin!(exit);
@@ -164,7 +165,7 @@ fn with_another_node_a_draining_one_is_not_noticed() {
                 tokio::select! {
                     biased;
                     status = &mut exit => break status,
-                    answer = client.post(CHAT, &fixtures::chat("pub", "hi", true)) => {
+                    answer = client.post(CHAT, &body) => {
                         assert_eq!((answer.status(), answer.complete), (200, true), "{}", answer.text());
                     }
                 }
