@@ -150,6 +150,17 @@ fn codex_with_websockets_goes_on_over_http() {
 }
 
 #[test]
+fn codex_turn_at_the_provider_itself() {
+    run(180, async {
+        let stub = openai_like::start().await;
+        assert_eq!(
+            said(&turn(&stub.url(), false).await),
+            "Hello w\u{f6}rld \u{1f30d}"
+        );
+    });
+}
+
+#[test]
 fn codex_is_installed_as_pinned() {
     let modules = sdk::node_modules("codex");
     let package = modules.join("node_modules/@openai/codex/package.json");
