@@ -1,0 +1,284 @@
+//! From the file as written to settings: every rule that a type cannot say, at its key.
+//!
+//! Order matters only for which of several faults is named first. Secrets are read last, so that a file can be judged
+//! by its own text before the environment is.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use iop_shared::config::{ByteSize, ConfigError, Period, SecretRef, SecretString, Source, TlsConfig};
+
+use super::file::{EdgeFile, EjectionFile, GateFile, LinkFile, QueueFile, RunsFile, ServerFile, StoreFile};
+use super::settings::{
+    EjectionSettings, GateSettings, LinkSettings, ProviderSettings, QueueSettings, RunsSettings, ServerSettings,
+    Settings, StoreUrl,
+};
+use super::{keys, models};
+use crate::http::tls::{self, Alpn};
+
+/// Where references lead: the environment and the file system of the process, or a test's.
+pub struct World<'a> {
+    pub env: &'a dyn Fn(&str) -> Option<String>,
+    pub file: &'a dyn Fn(&Path) -> std::io::Result<String>,
+}
+
+impl World<'static> {
+    /// The real one.
+    pub fn real() -> Self {
+        Self { env: &|name| std::env::var(name).ok(), file: &|path| std::fs::read_to_string(path) }
+    }
+}
+
+/// What the sections have in common while settings are made.
+pub(super) struct Site<'a> {
+    pub(super) source: &'a Source,
+    pub(super) world: &'a World<'a>,
+}
+
+pub(super) type Checked<T> = Result<T, ConfigError>;
+
+impl Site<'_> {
+    pub(super) fn fail<T>(&self, key: &str, message: impl Into<String>) -> Checked<T> {
+        Err(self.source.error(key, message))
+    }
+
+    pub(super) fn secret(&self, key: &str, reference: &SecretRef) -> Checked<SecretString> {
+        reference.resolve(self.world.env, self.world.file).or_else(|e| self.fail(key, e))
+    }
+
+    pub(super) fn positive(&self, key: &str, period: Period) -> Checked<Duration> {
+        if period.0.is_zero() { self.fail(key, "must be longer than zero") } else { Ok(period.0) }
+    }
+
+    fn size(&self, key: &str, size: ByteSize, least: ByteSize, words: &str) -> Checked<usize> {
+        if size < least { self.fail(key, format!("must be at least {words}")) } else { Ok(size.as_usize()) }
+    }
+
+    fn tls(&self, key: &str, config: &TlsConfig, alpn: Alpn) -> Checked<Arc<rustls::ServerConfig>> {
+        let read = |part: &str, path: &Path| {
+            (self.world.file)(path).or_else(|e| self.fail(&format!("{key}.{part}"), format!("cannot read {}: {e}", path.display())))
+        };
+        let cert = read("cert", &config.cert)?;
+        let private = read("key", &config.key)?;
+        let ca = config.client_ca.as_deref().map(|path| read("client_ca", path)).transpose()?;
+        tls::server_config(&cert, &private, ca.as_deref(), alpn)
+            .or_else(|e| self.fail(&format!("{key}.{}", e.part()), e.to_string()))
+    }
+}
+
+/// Makes settings of a parsed file.
+///
+/// # Errors
+/// The first rule broken, at its file, line and key.
+pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Checked<Settings> {
+    let site = Site { source, world };
+    refuse_what_is_not_there_yet(&site, &file)?;
+    let mut notes = Vec::new();
+    let server = server(&site, &file.server)?;
+    let link = file.link.as_ref().map(|l| link_rules(&site, l)).transpose()?;
+    let gate = gate(&site, &file.gate)?;
+    let queue = queue(&site, &file.queue)?;
+    let ejection = ejection(&site, file.ejection.as_ref(), &mut notes)?;
+    let runs = runs(&site, file.runs.as_ref(), &mut notes)?;
+    let store = store(&site, file.store.as_ref(), &mut notes)?;
+    provider_rules(&site, &file)?;
+    let models = models::build(&site, &file.models, &file.providers, file.link.is_some(), &mut notes)?;
+    keys::rules(&site, &file.auth, &mut notes)?;
+    if file.auth.keys.is_empty() {
+        loopback_only(&site, &file)?;
+        notes.push(String::from("no key configured: listens on loopback only, every role is granted"));
+    }
+    if file.providers.is_empty() && file.link.is_none() {
+        notes.push(String::from("no [[providers]] and no [link]: nothing can be served"));
+    }
+    // From here on the outside is asked.
+    let keys = keys::build(&site, &file.auth)?;
+    let link = match (link, &file.link) {
+        (Some(listen), Some(l)) => Some(LinkSettings { listen, tokens: tokens(&site, l)?, tls: opt_tls(&site, "link.tls", l.tls.as_ref(), Alpn::Upgrade)? }),
+        _ => None,
+    };
+    let tls = opt_tls(&site, "server.tls", file.server.tls.as_ref(), Alpn::Http)?;
+    let providers = file
+        .providers
+        .into_iter()
+        .enumerate()
+        .map(|(i, config)| {
+            let api_key = config.api_key.as_ref().map(|r| site.secret(&format!("providers[{i}].api_key"), r)).transpose()?;
+            Ok(ProviderSettings { config, api_key })
+        })
+        .collect::<Checked<Vec<_>>>()?;
+    Ok(Settings {
+        server: ServerSettings { tls, ..server },
+        link,
+        keys,
+        gate,
+        ejection,
+        queue,
+        providers,
+        models,
+        runs,
+        store,
+        telemetry: file.telemetry,
+        notes,
+    })
+}
+
+const LATER: &str = "not available yet";
+
+fn refuse_what_is_not_there_yet(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
+    for (key, value) in
+        [("agents", &file.agents), ("flows", &file.flows), ("triggers", &file.triggers), ("nats", &file.nats)]
+    {
+        if value.is_some() {
+            return site.fail(key, LATER);
+        }
+    }
+    if file.telemetry.otlp_endpoint.is_some() {
+        return site.fail("telemetry.otlp_endpoint", LATER);
+    }
+    if file.telemetry.gen_ai_metrics {
+        return site.fail("telemetry.gen_ai_metrics", LATER);
+    }
+    if let Err(e) = file.telemetry.log.parse::<tracing_subscriber::EnvFilter>() {
+        return site.fail("telemetry.log", format!("is no tracing filter: {e}"));
+    }
+    Ok(())
+}
+
+fn server(site: &Site<'_>, file: &ServerFile) -> Checked<ServerSettings> {
+    let body_limit = site.size("server.body_limit", file.body_limit, ByteSize::kib(1), "1KiB")?;
+    let body_memory = file.body_memory.as_usize();
+    if body_limit > body_memory {
+        return site.fail("server.body_limit", "must not be above server.body_memory: no body of that size could be read");
+    }
+    if file.tls.as_ref().is_some_and(|t| t.client_ca.is_some()) {
+        return site.fail("server.tls.client_ca", "is for [link] only: clients of [server] show keys");
+    }
+    Ok(ServerSettings {
+        listen: file.listen,
+        metrics_listen: file.metrics_listen,
+        body_limit,
+        body_memory,
+        drain_timeout: file.drain_timeout.0,
+        tls: None,
+    })
+}
+
+fn link_rules(site: &Site<'_>, file: &LinkFile) -> Checked<SocketAddr> {
+    if file.tokens.is_empty() {
+        return site.fail("link.tokens", "must name at least one token: nodes authenticate with it");
+    }
+    Ok(file.listen)
+}
+
+fn tokens(site: &Site<'_>, file: &LinkFile) -> Checked<Vec<SecretString>> {
+    file.tokens.iter().enumerate().map(|(i, t)| site.secret(&format!("link.tokens[{i}]"), t)).collect()
+}
+
+fn opt_tls(
+    site: &Site<'_>,
+    key: &str,
+    config: Option<&TlsConfig>,
+    alpn: Alpn,
+) -> Checked<Option<Arc<rustls::ServerConfig>>> {
+    config.map(|c| site.tls(key, c, alpn)).transpose()
+}
+
+/// Without keys everybody who reaches a listener may do everything (G70).
+fn loopback_only(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
+    let listeners = [
+        ("server.listen", Some(file.server.listen)),
+        ("server.metrics_listen", file.server.metrics_listen),
+        ("link.listen", file.link.as_ref().map(|l| l.listen)),
+    ];
+    for (key, listen) in listeners {
+        if listen.is_some_and(|a| !a.ip().to_canonical().is_loopback()) {
+            return site.fail(key, "no key configured: listens on loopback only; add [auth] keys to listen elsewhere");
+        }
+    }
+    Ok(())
+}
+
+fn gate(site: &Site<'_>, file: &GateFile) -> Checked<GateSettings> {
+    if file.max_attempts == 0 {
+        return site.fail("gate.max_attempts", "must be at least 1: the first dispatch counts");
+    }
+    let unless_zero = |p: Period| (!p.0.is_zero()).then_some(p.0);
+    Ok(GateSettings {
+        max_attempts: file.max_attempts,
+        max_elapsed: site.positive("gate.max_elapsed", file.max_elapsed)?,
+        hold_bytes: site.size("gate.hold_bytes", file.hold_bytes, ByteSize::kib(1), "1KiB")?,
+        keepalive_open_after: unless_zero(file.keepalive_open_after),
+        keepalive_interval: unless_zero(file.keepalive_interval),
+        on_node_lost: file.on_node_lost,
+        client_write_timeout: site.positive("gate.client_write_timeout", file.client_write_timeout)?,
+        snapshot_bytes: file.snapshot_bytes.as_usize(),
+    })
+}
+
+fn queue(site: &Site<'_>, file: &QueueFile) -> Checked<QueueSettings> {
+    const MOST: usize = 1_000_000;
+    if file.max_depth > MOST {
+        return site.fail("queue.max_depth", format!("must be at most {MOST}"));
+    }
+    Ok(QueueSettings { max_depth: file.max_depth, max_wait: file.max_wait.0 })
+}
+
+fn ejection(site: &Site<'_>, file: Option<&EjectionFile>, notes: &mut Vec<String>) -> Checked<EjectionSettings> {
+    if file.is_some() {
+        notes.push(String::from("[ejection] is not used yet"));
+    }
+    let default = EjectionFile::default();
+    let file = file.unwrap_or(&default);
+    if file.consecutive == 0 {
+        return site.fail("ejection.consecutive", "must be at least 1");
+    }
+    let base = site.positive("ejection.base", file.base)?;
+    if file.max < file.base {
+        return site.fail("ejection.max", "must not be below ejection.base");
+    }
+    Ok(EjectionSettings { consecutive: file.consecutive, base, max: file.max.0 })
+}
+
+fn runs(site: &Site<'_>, file: Option<&RunsFile>, notes: &mut Vec<String>) -> Checked<RunsSettings> {
+    if file.is_some() {
+        notes.push(String::from("[runs] is not used yet"));
+    }
+    let default = RunsFile::default();
+    let file = file.unwrap_or(&default);
+    if file.workers == 0 {
+        return site.fail("runs.workers", "must be at least 1");
+    }
+    let lease_ttl = site.positive("runs.lease_ttl", file.lease_ttl)?;
+    let poll_interval = site.positive("runs.poll_interval", file.poll_interval)?;
+    Ok(RunsSettings { workers: file.workers, lease_ttl, poll_interval })
+}
+
+fn store(site: &Site<'_>, file: Option<&StoreFile>, notes: &mut Vec<String>) -> Checked<StoreUrl> {
+    if file.is_some() {
+        notes.push(String::from("[store] is not used yet"));
+    }
+    let default = StoreFile::default();
+    let url = &file.unwrap_or(&default).url;
+    let rest = |scheme: &str| url.strip_prefix(scheme).filter(|rest| !rest.is_empty());
+    if rest("sqlite://").is_some() {
+        Ok(StoreUrl::Sqlite(url.clone()))
+    } else if rest("postgres://").or_else(|| rest("postgresql://")).is_some() {
+        Ok(StoreUrl::Postgres(url.clone()))
+    } else {
+        site.fail("store.url", "must be sqlite://FILE or postgres://USER@HOST/DATABASE")
+    }
+}
+
+fn provider_rules(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
+    for (i, provider) in file.providers.iter().enumerate() {
+        let key = format!("providers[{i}]");
+        if file.providers[..i].iter().any(|p| p.id == provider.id) {
+            return site.fail(&format!("{key}.id"), format!("provider {:?} is defined twice", provider.id));
+        }
+        provider.validate(site.source, &key)?;
+    }
+    Ok(())
+}

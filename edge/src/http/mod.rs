@@ -1,0 +1,17 @@
+//! The edge's HTTP: listeners, routes, keys and small answers here; the data plane's own handler in `openai`.
+
+pub mod auth;
+pub mod request_id;
+pub mod router;
+pub mod server;
+pub mod tls;
+
+pub(crate) mod openai;
+pub(crate) mod payload;
+
+mod admin;
+mod answer;
+mod connection;
+mod health;
+mod models;
+mod write_deadline;

@@ -1,0 +1,256 @@
+//! From a path to its handler. `/v1/*` is OpenAI's, `/api/v1/*` is ours, nothing else is served.
+//!
+//! A match by hand: the data plane is measured, and its way from the socket to its handler is two prefix tests. What
+//! every answer has in common is here: ids, a panic that ends one request only, the end of a connection on drain.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::FutureExt;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Request, StatusCode, Version};
+use hyper::body::Incoming;
+use iop_shared::execution::{Endpoint, Outcome};
+
+use super::answer::{self, Answer};
+use super::request_id::RequestId;
+use super::server::ConnHandle;
+use super::{admin, health, models, openai};
+use crate::app::App;
+use crate::config::Role;
+use crate::error::{ApiError, ErrorKind};
+use crate::metrics::EndpointLabel;
+
+const GET: &str = "GET, HEAD, OPTIONS";
+
+/// The main listener.
+pub async fn serve(app: Arc<App>, conn: ConnHandle, request: Request<Incoming>) -> Answer {
+    let id = RequestId::of(request.headers());
+    let version = request.version();
+    let routed = AssertUnwindSafe(route(&app, &id, conn, request)).catch_unwind().await;
+    finish(&app, &id, version, routed)
+}
+
+/// The listener of `server.metrics_listen`: no keys, nothing but health and metrics.
+pub async fn serve_metrics(app: Arc<App>, request: Request<Incoming>) -> Answer {
+    let id = RequestId::of(request.headers());
+    let version = request.version();
+    let open = async { operational(&app, request.uri().path(), request.method(), |app| health::metrics(app)) };
+    let routed = AssertUnwindSafe(open).catch_unwind().await;
+    finish(&app, &id, version, routed.map(|a| a.unwrap_or_else(|| answer::not_found(request.uri().path()).into_response())))
+}
+
+fn finish(app: &App, id: &RequestId, version: Version, routed: std::thread::Result<Answer>) -> Answer {
+    let mut response = routed.unwrap_or_else(|_| {
+        app.metrics.panics.inc();
+        tracing::error!(request_id = %id, "a request panicked");
+        ApiError::new(ErrorKind::InternalError, "The gateway failed to handle this request.").into_response()
+    });
+    let headers = response.headers_mut();
+    id.stamp(headers);
+    if version < Version::HTTP_2 && app.drain.is_draining() {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+async fn route(app: &Arc<App>, id: &RequestId, conn: ConnHandle, mut request: Request<Incoming>) -> Answer {
+    let path = request.uri().path();
+    if let Some(rest) = path.strip_prefix("/v1/") {
+        return match v1(rest, request.method(), request.headers()) {
+            Route::Data(endpoint) => {
+                request.extensions_mut().insert(conn);
+                openai::handle(Arc::clone(app), endpoint, id.clone(), request).await
+            }
+            small => counted(app, small, &request),
+        };
+    }
+    if let Some(rest) = path.strip_prefix("/api/v1/") {
+        return admin::route(app, rest, &request);
+    }
+    let guarded = |app: &App| {
+        app.keys.authenticate(request.headers())?.require(Role::Metrics)?;
+        health::metrics(app)
+    };
+    let on_main = |path: &str| path != "/metrics" || app.settings.server.metrics_listen.is_none();
+    operational(app, path, request.method(), guarded)
+        .filter(|_| on_main(path))
+        .unwrap_or_else(|| answer::not_found(path).into_response())
+}
+
+/// `/livez`, `/readyz`, `/metrics`; `None`: none of them.
+fn operational(
+    app: &App,
+    path: &str,
+    method: &Method,
+    metrics: impl FnOnce(&App) -> Result<Answer, ApiError>,
+) -> Option<Answer> {
+    if !matches!(path, "/livez" | "/readyz" | "/metrics") {
+        return None;
+    }
+    Some(match *method {
+        Method::GET | Method::HEAD => match path {
+            "/livez" => health::livez(),
+            "/readyz" => health::readyz(app),
+            _ => metrics(app).unwrap_or_else(ApiError::into_response),
+        },
+        Method::OPTIONS => answer::options(GET),
+        _ => answer::with_allow(answer::method_not_allowed(path).into_response(), GET),
+    })
+}
+
+/// Where a path below `/v1/` leads.
+#[derive(Debug, PartialEq, Eq)]
+enum Route<'a> {
+    /// To a provider, by way of the gate.
+    Data(Endpoint),
+    Models,
+    Model(&'a str),
+    Options(EndpointLabel, &'static str),
+    WrongMethod(EndpointLabel, &'static str),
+    /// Codex asks for a WebSocket first (G5).
+    WebSocket,
+    Unknown,
+}
+
+fn v1<'a>(rest: &'a str, method: &Method, headers: &HeaderMap) -> Route<'a> {
+    if let Some(endpoint) = Endpoint::of_path(rest) {
+        let allow = allowed(endpoint, rest);
+        return if allow.split(", ").any(|m| m == method.as_str()) && *method != Method::OPTIONS {
+            Route::Data(endpoint)
+        } else if *method == Method::GET && rest == "responses" && is_websocket(headers) {
+            Route::WebSocket
+        } else {
+            other_method(endpoint.into(), method, allow)
+        };
+    }
+    let model = match rest {
+        "models" => None,
+        _ => match rest.strip_prefix("models/") {
+            Some(id) if !id.is_empty() => Some(id),
+            _ => return Route::Unknown,
+        },
+    };
+    match *method {
+        Method::GET | Method::HEAD => model.map_or(Route::Models, Route::Model),
+        _ => other_method(EndpointLabel::Models, method, GET),
+    }
+}
+
+fn other_method(endpoint: EndpointLabel, method: &Method, allow: &'static str) -> Route<'static> {
+    if *method == Method::OPTIONS { Route::Options(endpoint, allow) } else { Route::WrongMethod(endpoint, allow) }
+}
+
+/// The methods of a data-plane path; all but one endpoint only take `POST`.
+fn allowed(endpoint: Endpoint, rest: &str) -> &'static str {
+    match endpoint {
+        Endpoint::Responses => match rest.strip_prefix("responses/") {
+            None => "POST, OPTIONS",
+            Some(stored) if stored.ends_with("/cancel") => "POST, OPTIONS",
+            Some(stored) if stored.ends_with("/input_items") => "GET, OPTIONS",
+            Some(_) => "GET, DELETE, OPTIONS",
+        },
+        Endpoint::Chat
+        | Endpoint::Completions
+        | Endpoint::Embeddings
+        | Endpoint::Rerank
+        | Endpoint::Moderations
+        | Endpoint::Images
+        | Endpoint::Audio => "POST, OPTIONS",
+    }
+}
+
+fn is_websocket(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(header::UPGRADE)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .any(|p| p.trim().eq_ignore_ascii_case("websocket"))
+}
+
+/// Answers what needs no provider, and counts it.
+fn counted(app: &App, route: Route<'_>, request: &Request<Incoming>) -> Answer {
+    let started = Instant::now();
+    let path = request.uri().path();
+    let (endpoint, answered) = match route {
+        Route::Models => (EndpointLabel::Models, models::list(app, request.headers())),
+        Route::Model(id) => (EndpointLabel::Models, models::one(app, request.headers(), id)),
+        Route::Options(endpoint, allow) => (endpoint, Ok(answer::options(allow))),
+        Route::WrongMethod(endpoint, allow) => {
+            (endpoint, Ok(answer::with_allow(answer::method_not_allowed(path).into_response(), allow)))
+        }
+        Route::WebSocket => (
+            EndpointLabel::Responses,
+            Err(ApiError::new(
+                ErrorKind::UpgradeRequired,
+                "WebSockets are not served here; send POST /v1/responses over HTTP.",
+            )),
+        ),
+        Route::Unknown | Route::Data(_) => (EndpointLabel::Other, Err(answer::not_found(path))),
+    };
+    let answer = answered.unwrap_or_else(ApiError::into_response);
+    let outcome = match answer.status() {
+        s if s.is_success() => Outcome::Success,
+        StatusCode::INTERNAL_SERVER_ERROR => Outcome::InternalError,
+        _ => Outcome::ClientError,
+    };
+    app.metrics.requests.at((endpoint, outcome)).inc();
+    app.metrics.request_duration.at((endpoint,)).observe(started.elapsed().as_secs_f64());
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to(method: &str, rest: &'static str) -> Route<'static> {
+        v1(rest, &method.parse().unwrap(), &HeaderMap::new())
+    }
+
+    #[test]
+    fn every_endpoint_is_reached_by_its_methods_alone() {
+        for endpoint in Endpoint::ALL {
+            assert_eq!(to("POST", endpoint.path()), Route::Data(*endpoint));
+            assert_eq!(to("PUT", endpoint.path()), Route::WrongMethod((*endpoint).into(), "POST, OPTIONS"));
+            assert_eq!(to("OPTIONS", endpoint.path()), Route::Options((*endpoint).into(), "POST, OPTIONS"));
+        }
+        for (method, rest) in [
+            ("GET", "responses/resp_1"),
+            ("DELETE", "responses/resp_1"),
+            ("POST", "responses/resp_1/cancel"),
+            ("GET", "responses/resp_1/input_items"),
+        ] {
+            assert_eq!(to(method, rest), Route::Data(Endpoint::Responses), "{method} {rest}");
+        }
+        for (method, rest, allow) in [
+            ("POST", "responses/resp_1", "GET, DELETE, OPTIONS"),
+            ("GET", "responses/resp_1/cancel", "POST, OPTIONS"),
+            ("DELETE", "responses/resp_1/input_items", "GET, OPTIONS"),
+            ("GET", "responses", "POST, OPTIONS"),
+        ] {
+            assert_eq!(to(method, rest), Route::WrongMethod(EndpointLabel::Responses, allow), "{method} {rest}");
+        }
+    }
+
+    #[test]
+    fn model_names_may_hold_slashes() {
+        assert_eq!(to("GET", "models"), Route::Models);
+        assert_eq!(to("HEAD", "models/Qwen/Qwen3-8B"), Route::Model("Qwen/Qwen3-8B"));
+        assert_eq!(to("DELETE", "models/m"), Route::WrongMethod(EndpointLabel::Models, GET));
+        for rest in ["models/", "files", "", "modelsx", "chat", "chat/completions/x"] {
+            assert_eq!(to("GET", rest), Route::Unknown, "{rest}");
+        }
+    }
+
+    #[test]
+    fn a_websocket_is_told_apart_from_a_wrong_method() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::UPGRADE, HeaderValue::from_static("h2c, WebSocket"));
+        assert_eq!(v1("responses", &Method::GET, &headers), Route::WebSocket);
+        assert_eq!(v1("responses", &Method::POST, &headers), Route::Data(Endpoint::Responses));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("h2c"));
+        assert_eq!(v1("responses", &Method::GET, &headers), Route::WrongMethod(EndpointLabel::Responses, "POST, OPTIONS"));
+    }
+}
