@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use sha2::{Digest as _, Sha256};
+
 /// One `[[providers]]` table.
 #[derive(Debug, Clone)]
 pub struct Provider {
@@ -96,6 +98,15 @@ pub struct Setup {
     pub env: Vec<(String, String)>,
     edge: BTreeMap<String, Vec<String>>,
     node: BTreeMap<String, Vec<String>>,
+}
+
+/// One inline table of `[auth] keys`, the secret as its digest; `more` is appended as written.
+pub fn key(name: &str, secret: &str, roles: &[&str], more: &str) -> String {
+    let digest: String = Sha256::digest(secret.as_bytes())
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect();
+    format!("{{ name = {name:?}, secret_sha256 = \"{digest}\", roles = {roles:?}{more} }}")
 }
 
 impl Setup {

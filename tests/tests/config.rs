@@ -32,7 +32,7 @@ fn mistakes() -> Vec<Mistake> {
         line,
         names,
     };
-    let node_head = "[node]\nid = \"n1\"\n[[edges]]\nurl = \"http://127.0.0.1:9\"\ntoken = \"t\"\n";
+    let node_head = "[node]\nid = \"n1\"\n[[edges]]\nurl = \"http://127.0.0.1:9\"\ntoken = { env = \"IOP_LINK_TOKEN\" }\n";
     let model =
         |candidate: &str| format!("{PROVIDER}[[models]]\nname = \"pub\"\ncandidates = [{candidate}]\n");
     vec![
@@ -51,10 +51,10 @@ fn mistakes() -> Vec<Mistake> {
         edge("[server]\nlisten = \"not an address\"\n".into(), 2, &["listen"]),
         edge("[server\n".into(), 1, &[]),
         edge(format!("{PROVIDER}response_stall_timeout = \"soon\"\n"), 6, &["response_stall_timeout"]),
-        edge("[auth]\nkeys = [\n  { name = \"a\", secret = \"s\", roles = [\"inference\"] },\n  { name = \"a\", secret = \"t\", roles = [\"inference\"] },\n]\n".into(), 4, &["a"]),
-        edge("[auth]\nkeys = [\n  { name = \"a\", secret = \"s\", roles = [\"king\"] },\n]\n".into(), 3, &["king"]),
-        edge("[auth]\nkeys = [\n  { name = \"a\", secret = \"s\", roles = [\"inference\"], rpm = 600 },\n]\n".into(), 3, &["rpm", "not available yet"]),
-        edge("[auth]\nkeys = [\n  { name = \"a\", secret = \"s\", roles = [\"inference\"], tpm = 600 },\n]\n".into(), 3, &["tpm", "not available yet"]),
+        edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"TEST_KEY\" }, roles = [\"inference\"] },\n  { name = \"a\", secret = { env = \"TEST_KEY_2\" }, roles = [\"inference\"] },\n]\n".into(), 4, &["a"]),
+        edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"TEST_KEY\" }, roles = [\"king\"] },\n]\n".into(), 3, &["king"]),
+        edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"TEST_KEY\" }, roles = [\"inference\"], rpm = 600 },\n]\n".into(), 3, &["rpm", "not available yet"]),
+        edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"TEST_KEY\" }, roles = [\"inference\"], tpm = 600 },\n]\n".into(), 3, &["tpm", "not available yet"]),
         edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"IOP_TEST_UNSET\" }, roles = [\"inference\"] },\n]\n".into(), 3, &["IOP_TEST_UNSET"]),
         edge(PROVIDER.replace("\"up\"", "\"u p\""), 2, &["id"]),
         edge(PROVIDER.replace("\"openai\"", "\"openia\""), 3, &["openia"]),
@@ -162,7 +162,7 @@ fn a_missing_file_and_a_taken_port_are_said_plainly() {
                 ""
             };
             let tokens = if section == "link" {
-                "tokens = [\"t\"]\n"
+                "tokens = [{ env = \"IOP_LINK_TOKEN\" }]\n"
             } else {
                 ""
             };

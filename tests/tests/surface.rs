@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use iop_tests::client::{Conn, sse_data};
-use iop_tests::config::{Provider, Setup};
+use iop_tests::config::{Provider, Setup, key};
 use iop_tests::provider::{Exchange, Stub};
 use iop_tests::stack::{Edge, Shape, Stack, ids};
 use iop_tests::{eventually, fixtures, run, within};
@@ -307,14 +307,16 @@ fn http_2_without_tls_is_spoken_on_the_same_port() {
 fn keys_have_roles_and_models() {
     run(60, async {
         let stub = Stub::start(hello).await;
-        let key = |name: &str, roles: &str, more: &str| {
-            format!("{{ name = {name:?}, secret = \"sk-{name}\", roles = [{roles}]{more} }}")
-        };
         let keys = [
-            key("all", "\"inference\", \"operator\", \"admin\", \"metrics\"", ""),
-            key("infer", "\"inference\"", ", models = [\"m-a\"]"),
-            key("ops", "\"operator\"", ""),
-            key("metrics", "\"metrics\"", ""),
+            key(
+                "all",
+                "sk-all",
+                &["inference", "operator", "admin", "metrics"],
+                "",
+            ),
+            key("infer", "sk-infer", &["inference"], ", models = [\"m-a\"]"),
+            key("ops", "sk-ops", &["operator"], ""),
+            key("metrics", "sk-metrics", &["metrics"], ""),
         ];
         let setup = Setup::of(Provider::openai("up", &stub.url(), &["m-a", "m-b"])).keys(&keys, "sk-all");
         let stack = Stack::start(Shape::Embedded, setup).await;
@@ -381,9 +383,8 @@ fn a_key_has_at_most_its_concurrency() {
     run(60, async {
         let (stub, open) = gated().await;
         let keys = [
-            "{ name = \"all\", secret = \"sk-all\", roles = [\"inference\", \"operator\", \"metrics\"] }"
-                .to_owned(),
-            "{ name = \"two\", secret = \"sk-two\", roles = [\"inference\"], concurrency = 2 }".to_owned(),
+            key("all", "sk-all", &["inference", "operator", "metrics"], ""),
+            key("two", "sk-two", &["inference"], ", concurrency = 2"),
         ];
         let setup = Setup::of(Provider::openai("up", &stub.url(), &["m"])).keys(&keys, "sk-all");
         let stack = Stack::start(Shape::Embedded, setup).await;
@@ -764,10 +765,10 @@ fn a_metrics_listener_takes_metrics_off_the_main_port() {
     run(60, async {
         let dir = tempfile::tempdir().unwrap();
         let script = r#"{ "m" = { reply = "hello" } }"#;
-        let key = "{ name = \"k\", secret = \"sk-k\", roles = [\"inference\", \"metrics\"] }";
+        let key = key("k", "sk-k", &["inference", "metrics"], "");
         let setup = Setup::of(Provider::scripted("demo", &["m"], script))
             .edge("server", "metrics_listen = \"127.0.0.1:0\"")
-            .keys(&[key.to_owned()], "sk-k");
+            .keys(&[key], "sk-k");
         let edge = Edge::start(dir.path(), &setup.edge_toml(false), &[], setup.key.clone()).await;
         assert!(edge.metrics.is_some());
         assert!(
