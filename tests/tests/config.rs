@@ -11,6 +11,13 @@ use iop_tests::{fixtures, run};
 
 const PROVIDER: &str = "[[providers]]\nid = \"up\"\nadapter = \"openai\"\nbase_url = \"http://127.0.0.1:9/v1\"\ntargets = [\"m\"]\n";
 
+/// The variables that the configurations of this file refer to.
+fn secrets() -> Vec<(String, String)> {
+    ["IOP_LINK_TOKEN", "TEST_KEY", "TEST_KEY_2"]
+        .map(|name| (name.to_owned(), format!("value of {name}")))
+        .to_vec()
+}
+
 /// A configuration with one mistake, the line of it, and what the message must name.
 struct Mistake {
     program: &'static str,
@@ -56,6 +63,7 @@ fn mistakes() -> Vec<Mistake> {
         edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"TEST_KEY\" }, roles = [\"inference\"], rpm = 600 },\n]\n".into(), 3, &["rpm", "not available yet"]),
         edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"TEST_KEY\" }, roles = [\"inference\"], tpm = 600 },\n]\n".into(), 3, &["tpm", "not available yet"]),
         edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"IOP_TEST_UNSET\" }, roles = [\"inference\"] },\n]\n".into(), 3, &["IOP_TEST_UNSET"]),
+        edge("[auth]\nkeys = [\n  { name = \"a\", secret = \"in clear\", roles = [\"inference\"] },\n]\n".into(), 3, &["secret", "env"]),
         edge(PROVIDER.replace("\"up\"", "\"u p\""), 2, &["id"]),
         edge(PROVIDER.replace("\"openai\"", "\"openia\""), 3, &["openia"]),
         node(format!("{node_head}{PROVIDER}colour = \"red\"\n"), 11, &["colour"]),
@@ -107,11 +115,17 @@ fn a_mistake_is_named_by_file_line_and_key() {
             let check = finish(
                 mistake.program,
                 &["check", "--config", "mistake.toml"],
-                &[],
+                &secrets(),
                 dir.path(),
             )
             .await;
-            let start = finish(mistake.program, &["--config", "mistake.toml"], &[], dir.path()).await;
+            let start = finish(
+                mistake.program,
+                &["--config", "mistake.toml"],
+                &secrets(),
+                dir.path(),
+            )
+            .await;
             for (how, finished) in [("check", check), ("start", start)] {
                 let judged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     assert_refused(&mistake, how, &finished);
@@ -171,7 +185,7 @@ fn a_missing_file_and_a_taken_port_are_said_plainly() {
                 format!("{other}[{section}]\nlisten = \"{addr}\"\n{tokens}{PROVIDER}"),
             )
             .unwrap();
-            let finished = finish("iop-edge", &["--config", "edge.toml"], &[], dir.path()).await;
+            let finished = finish("iop-edge", &["--config", "edge.toml"], &secrets(), dir.path()).await;
             assert!(finished.code.is_some_and(|c| c != 0));
             assert!(
                 !finished.stdout.contains(" ready "),
