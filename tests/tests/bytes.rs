@@ -668,3 +668,55 @@ fn multipart_forms_pass_with_only_the_model_part_changed() {
         }
     });
 }
+
+#[test]
+fn bodies_beyond_the_memory_for_all_of_them_are_refused_before_they_are_read() {
+    run(60, async {
+        let stub = Stub::start(|mut ex| async move {
+            ex.gone().await;
+            Ok(())
+        })
+        .await;
+        let setup = Setup::of(Provider::openai("up", &stub.url(), &["m"]))
+            .edge("server", "body_limit = \"1MiB\"")
+            .edge("server", "body_memory = \"2MiB\"");
+        let stack = Stack::start(Shape::Embedded, setup).await;
+        let mut body = fixtures::chat("m", "hi", false);
+        body["padding"] = "x".repeat(900 * 1024).into();
+        let body = body.to_string();
+        let first = stack
+            .client()
+            .start("POST", CHAT, &[], body.as_bytes())
+            .await
+            .unwrap();
+        let second = stack
+            .client()
+            .start("POST", CHAT, &[], body.as_bytes())
+            .await
+            .unwrap();
+        stub.arrived(2).await;
+        let mut third = Conn::open(&stack.edge.http).await.unwrap();
+        let head = request_head(
+            "POST",
+            CHAT,
+            &[("content-type", "application/json")],
+            Some(body.len()),
+        );
+        third.send(&head).await.unwrap();
+        let answer = within("503", Duration::from_secs(2), third.answer())
+            .await
+            .unwrap();
+        answer.assert_error(503, "capacity_exhausted");
+        assert!(answer.header("retry-after").is_some());
+        drop((first, second));
+        stack.settled(Duration::from_secs(2)).await;
+        // The memory is given back.
+        let again = stack
+            .client()
+            .start("POST", CHAT, &[], body.as_bytes())
+            .await
+            .unwrap();
+        stub.arrived(3).await;
+        drop(again);
+    });
+}

@@ -77,6 +77,19 @@ async fn misbehave(mut ex: Exchange) -> io::Result<()> {
             ex.cut(false);
             Ok(())
         }
+        "large then cut" => {
+            ex.head(200, &[("content-type", "application/json")]).await?;
+            for _ in 0..16 {
+                ex.chunk(&[b' '; 64 * 1024]).await?;
+            }
+            ex.cut(false);
+            Ok(())
+        }
+        "close after" => {
+            ex.json_reply(200, &fixtures::chat_answer("m", "ok")).await?;
+            ex.cut(false);
+            Ok(())
+        }
         // Streams from here on.
         "error first" => {
             ex.sse().await?;
@@ -551,6 +564,37 @@ fn a_provider_that_refuses_connections_is_502_at_once_and_back_when_it_is_back()
             .await;
             drop(served.await.unwrap());
             stack.settled(Duration::from_secs(2)).await;
+        }
+    });
+}
+
+#[test]
+fn a_large_answer_cut_after_commit_is_never_a_complete_message() {
+    run(60, async {
+        for shape in Shape::ALL {
+            let bench = Bench::start(shape).await;
+            for _ in 0..5 {
+                let answer = bench.ask(CHAT, "large then cut", false).await;
+                assert!(
+                    !answer.complete,
+                    "{shape:?}: {} bytes as a complete message",
+                    answer.body.len()
+                );
+            }
+            bench.stack.settled(Duration::from_secs(2)).await;
+        }
+    });
+}
+
+#[test]
+fn a_provider_that_closes_after_each_answer_costs_no_request() {
+    run(60, async {
+        for shape in Shape::ALL {
+            let bench = Bench::start(shape).await;
+            for _ in 0..50 {
+                let answer = bench.ask(CHAT, "close after", false).await;
+                assert_eq!(answer.status(), 200, "{shape:?}: {}", answer.text());
+            }
         }
     });
 }
