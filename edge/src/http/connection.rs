@@ -52,7 +52,7 @@ pub(super) fn builder() -> auto::Builder<Tasks> {
         .half_close(false)
         .pipeline_flush(false)
         .keep_alive(true)
-        .max_header_size(64 << 10);
+        .max_buf_size(64 << 10);
     builder
         .http2()
         .timer(TokioTimer::new())
