@@ -19,7 +19,9 @@ pub struct BadName;
 fn check(name: &str) -> Result<(), BadName> {
     let fits = !name.is_empty()
         && name.len() <= NAME_MAX
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
     if fits { Ok(()) } else { Err(BadName) }
 }
 
@@ -96,7 +98,11 @@ pub struct ProviderKey(Arc<str>);
 
 impl ProviderKey {
     pub fn new(node: &NodeId, provider: &ProviderId) -> Self {
-        if node.is_embedded() { Self(provider.0.clone()) } else { Self(Arc::from(format!("{node}/{provider}"))) }
+        if node.is_embedded() {
+            Self(provider.0.clone())
+        } else {
+            Self(Arc::from(format!("{node}/{provider}")))
+        }
     }
 
     /// Reads a key as written in a configuration's candidate.
@@ -185,7 +191,10 @@ mod tests {
     #[test]
     fn provider_keys_carry_the_node_unless_embedded() {
         let p = ProviderId::new("vllm").unwrap();
-        assert_eq!(ProviderKey::new(&NodeId::new("gpu-1").unwrap(), &p).as_str(), "gpu-1/vllm");
+        assert_eq!(
+            ProviderKey::new(&NodeId::new("gpu-1").unwrap(), &p).as_str(),
+            "gpu-1/vllm"
+        );
         assert_eq!(ProviderKey::new(&NodeId::embedded(), &p).as_str(), "vllm");
         assert_eq!(ProviderKey::parse("gpu-1/vllm").unwrap().node(), Some("gpu-1"));
         assert_eq!(ProviderKey::parse("vllm").unwrap().node(), None);

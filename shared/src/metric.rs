@@ -72,7 +72,10 @@ impl<A: Label, B: Label, C: Label, D: Label> Labels for (A, B, C, D) {
 fn product<L: Label>(heads: Vec<Vec<&'static str>>, last: &[L]) -> Vec<Vec<&'static str>> {
     heads
         .into_iter()
-        .flat_map(|head| last.iter().map(move |l| head.iter().copied().chain([l.word()]).collect()))
+        .flat_map(|head| {
+            last.iter()
+                .map(move |l| head.iter().copied().chain([l.word()]).collect())
+        })
         .collect()
 }
 
@@ -128,7 +131,8 @@ mod tests {
     #[test]
     fn every_combination_exists_and_has_its_own_place() {
         let registry = Registry::new();
-        let family = Counters::<(A, B)>::register(&registry, Opts::new("demo_total", "Demo."), &["a", "b"]).unwrap();
+        let family =
+            Counters::<(A, B)>::register(&registry, Opts::new("demo_total", "Demo."), &["a", "b"]).unwrap();
         for (i, a) in A::ALL.iter().enumerate() {
             for (k, b) in B::ALL.iter().enumerate() {
                 family.at((*a, *b)).inc_by((i * 10 + k + 1) as u64);
@@ -137,9 +141,16 @@ mod tests {
         let metrics = registry.gather();
         assert_eq!(metrics[0].get_metric().len(), 6);
         for m in metrics[0].get_metric() {
-            let word = |n: &str| m.get_label().iter().find(|l| l.name() == n).unwrap().value().to_owned();
+            let word = |n: &str| {
+                m.get_label()
+                    .iter()
+                    .find(|l| l.name() == n)
+                    .unwrap()
+                    .value()
+                    .to_owned()
+            };
             let want = A::parse(&word("a")).unwrap().index() * 10 + B::parse(&word("b")).unwrap().index() + 1;
-            assert_eq!(m.get_counter().value() as usize, want);
+            assert_eq!(m.get_counter().get_value() as usize, want);
         }
         assert_eq!(family.at((A::X, B::One)).collect().len(), 1);
     }

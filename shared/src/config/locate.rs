@@ -6,7 +6,12 @@ use toml::de::{DeTable, DeValue};
 
 /// The line of an offset, counted from 1.
 pub(super) fn line_of(text: &str, offset: usize) -> usize {
-    text.as_bytes().iter().take(offset).filter(|b| **b == b'\n').count() + 1
+    text.as_bytes()
+        .iter()
+        .take(offset)
+        .filter(|b| **b == b'\n')
+        .count()
+        + 1
 }
 
 /// The dotted path of the innermost key or element that covers an offset.
@@ -29,7 +34,10 @@ fn in_table(table: &DeTable<'_>, offset: usize, path: &mut String) -> bool {
         }
         path.push_str(key.get_ref());
         // A table defined over several headers has no one span: look inside before judging by the span.
-        if in_value(value.get_ref(), offset, path) || covers(&key.span(), offset) || covers(&value.span(), offset) {
+        if in_value(value.get_ref(), offset, path)
+            || covers(&key.span(), offset)
+            || covers(&value.span(), offset)
+        {
             return true;
         }
         path.truncate(before);
@@ -41,7 +49,9 @@ fn in_value(value: &DeValue<'_>, offset: usize, path: &mut String) -> bool {
     if let Some(table) = value.as_table() {
         return in_table(table, offset, path);
     }
-    let Some(array) = value.as_array() else { return false };
+    let Some(array) = value.as_array() else {
+        return false;
+    };
     let before = path.len();
     for (i, item) in array.iter().enumerate() {
         path.push_str(&format!("[{i}]"));
@@ -60,11 +70,18 @@ pub(super) fn offset_of(text: &str, path: &str) -> usize {
     let mut here: Option<&DeTable<'_>> = Some(root.get_ref());
     for part in path.split('.') {
         let (name, indexes) = part.split_once('[').unwrap_or((part, ""));
-        let Some((key, value)) = here.and_then(|t| t.iter().find(|(k, _)| k.get_ref() == name)) else { break };
+        let Some((key, value)) = here.and_then(|t| t.iter().find(|(k, _)| k.get_ref() == name)) else {
+            break;
+        };
         at = key.span().start;
         let mut value = value;
-        for index in indexes.split('[').filter_map(|i| i.trim_end_matches(']').parse::<usize>().ok()) {
-            let Some(item) = value.get_ref().as_array().and_then(|a| a.get(index)) else { break };
+        for index in indexes
+            .split('[')
+            .filter_map(|i| i.trim_end_matches(']').parse::<usize>().ok())
+        {
+            let Some(item) = value.get_ref().as_array().and_then(|a| a.get(index)) else {
+                break;
+            };
             at = item.span().start;
             value = item;
         }

@@ -11,7 +11,9 @@ mod units;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-pub use provider::{Adapter, CutPoint, ProbeScript, ProviderConfig, Script, StallPoint, Targets, ToolCallScript};
+pub use provider::{
+    Adapter, CutPoint, ProbeScript, ProviderConfig, Script, StallPoint, Targets, ToolCallScript,
+};
 pub use secret::{SecretRef, SecretSource, SecretString};
 pub use units::{ByteSize, Period};
 
@@ -40,7 +42,10 @@ impl Source {
     /// # Errors
     /// Syntax, an unknown key, a wrong type or value; with line and key.
     pub fn parse<T: DeserializeOwned>(file: &str, text: &str) -> Result<(T, Self), ConfigError> {
-        let source = Self { file: file.to_owned(), text: text.to_owned() };
+        let source = Self {
+            file: file.to_owned(),
+            text: text.to_owned(),
+        };
         match toml::from_str(text) {
             Ok(value) => Ok((value, source)),
             Err(e) => {
@@ -74,7 +79,12 @@ impl Source {
 }
 
 fn one_line(message: &str) -> String {
-    message.split('\n').map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
+    message
+        .split('\n')
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// `[telemetry]`, the same on edge and node.
@@ -92,7 +102,12 @@ pub struct TelemetryConfig {
 
 impl Default for TelemetryConfig {
     fn default() -> Self {
-        Self { log: String::from("info"), log_format: LogFormat::Json, otlp_endpoint: None, gen_ai_metrics: false }
+        Self {
+            log: String::from("info"),
+            log_format: LogFormat::Json,
+            otlp_endpoint: None,
+            gen_ai_metrics: false,
+        }
     }
 }
 
@@ -133,12 +148,22 @@ mod tests {
     fn errors_name_file_line_and_key() {
         let e = refused("[telemetry]\nlog = \"info\"\nlogg = 1\n");
         assert_eq!((e.line, e.key.as_str()), (3, "telemetry.logg"));
-        assert!(e.to_string().starts_with("demo.toml:3: telemetry.logg: unknown field"), "{e}");
+        assert!(
+            e.to_string()
+                .starts_with("demo.toml:3: telemetry.logg: unknown field"),
+            "{e}"
+        );
 
         let head = "[[providers]]\nid = \"a\"\nadapter = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\n";
         for (line, key) in [
-            ("response_stall_timeout = 300", "providers[0].response_stall_timeout"),
-            ("response_stall_timeout = \"300 parsecs\"", "providers[0].response_stall_timeout"),
+            (
+                "response_stall_timeout = 300",
+                "providers[0].response_stall_timeout",
+            ),
+            (
+                "response_stall_timeout = \"300 parsecs\"",
+                "providers[0].response_stall_timeout",
+            ),
             ("connect_timeout = \"-5s\"", "providers[0].connect_timeout"),
             ("api_key = \"sk-plain\"", "providers[0].api_key"),
             ("capacity = -1", "providers[0].capacity"),

@@ -37,7 +37,12 @@ impl Adapter {
                 Endpoint::Images,
                 Endpoint::Audio,
             ],
-            Adapter::Ollama => &[Endpoint::Chat, Endpoint::Responses, Endpoint::Completions, Endpoint::Embeddings],
+            Adapter::Ollama => &[
+                Endpoint::Chat,
+                Endpoint::Responses,
+                Endpoint::Completions,
+                Endpoint::Embeddings,
+            ],
             Adapter::Scripted => &[Endpoint::Chat, Endpoint::Responses],
         }
     }
@@ -61,7 +66,9 @@ impl<'de> Deserialize<'de> for Targets {
         }
         match Raw::deserialize(d)? {
             Raw::Word(w) if w == "auto" => Ok(Targets::Auto),
-            Raw::Word(w) => Err(de::Error::custom(format!("expected \"auto\" or a list of target names, not {w:?}"))),
+            Raw::Word(w) => Err(de::Error::custom(format!(
+                "expected \"auto\" or a list of target names, not {w:?}"
+            ))),
             Raw::List(list) => Ok(Targets::List(list)),
         }
     }
@@ -135,29 +142,54 @@ impl ProviderConfig {
                 return fail(&format!("targets[{i}]"), "must be 1 to 512 bytes long".into());
             }
             if let Some(i) = (1..list.len()).find(|i| list[..*i].contains(&list[*i])) {
-                return fail(&format!("targets[{i}]"), format!("target {:?} is named twice", list[i]));
+                return fail(
+                    &format!("targets[{i}]"),
+                    format!("target {:?} is named twice", list[i]),
+                );
             }
         }
         for name in self.headers.keys() {
             let parsed = http::HeaderName::try_from(name.as_str());
             let framing = |h: &http::HeaderName| {
-                matches!(*h, http::header::CONTENT_LENGTH | http::header::HOST | http::header::TRANSFER_ENCODING | http::header::CONNECTION)
+                matches!(
+                    *h,
+                    http::header::CONTENT_LENGTH
+                        | http::header::HOST
+                        | http::header::TRANSFER_ENCODING
+                        | http::header::CONNECTION
+                )
             };
-            if parsed.as_ref().map_or(true, framing) || http::HeaderValue::try_from(&self.headers[name]).is_err() {
+            if parsed.as_ref().map_or(true, framing)
+                || http::HeaderValue::try_from(&self.headers[name]).is_err()
+            {
                 return fail(&format!("headers.{name}"), "is no header that may be set".into());
             }
         }
         match self.adapter {
             Adapter::Openai | Adapter::Ollama => {
                 if self.script.is_some() {
-                    return fail("script", format!("is for adapter = \"scripted\" only, not {}", self.adapter));
+                    return fail(
+                        "script",
+                        format!("is for adapter = \"scripted\" only, not {}", self.adapter),
+                    );
                 }
                 let Some(url) = &self.base_url else {
-                    return fail("base_url", format!("is required for adapter = \"{}\"", self.adapter));
+                    return fail(
+                        "base_url",
+                        format!("is required for adapter = \"{}\"", self.adapter),
+                    );
                 };
                 match url.parse::<http::Uri>() {
-                    Ok(u) if matches!(u.scheme_str(), Some("http" | "https")) && u.host().is_some() && u.query().is_none() => {}
-                    _ => return fail("base_url", "must be an http:// or https:// URL without a query".into()),
+                    Ok(u)
+                        if matches!(u.scheme_str(), Some("http" | "https"))
+                            && u.host().is_some()
+                            && u.query().is_none() => {}
+                    _ => {
+                        return fail(
+                            "base_url",
+                            "must be an http:// or https:// URL without a query".into(),
+                        );
+                    }
                 }
             }
             Adapter::Scripted => {
@@ -165,10 +197,17 @@ impl ProviderConfig {
                     return fail("base_url", "has no meaning for adapter = \"scripted\"".into());
                 }
                 if self.targets == Some(Targets::Auto) {
-                    return fail("targets", "a scripted provider serves the targets of its script; name them or leave this out".into());
+                    return fail(
+                        "targets",
+                        "a scripted provider serves the targets of its script; name them or leave this out"
+                            .into(),
+                    );
                 }
                 if self.script.is_none() && self.targets.is_none() {
-                    return fail("script", "is required for adapter = \"scripted\" (or name targets)".into());
+                    return fail(
+                        "script",
+                        "is required for adapter = \"scripted\" (or name targets)".into(),
+                    );
                 }
             }
         }
@@ -177,7 +216,9 @@ impl ProviderConfig {
 
     /// The endpoints this provider serves.
     pub fn served_endpoints(&self) -> Vec<Endpoint> {
-        self.endpoints.clone().unwrap_or_else(|| self.adapter.default_endpoints().to_vec())
+        self.endpoints
+            .clone()
+            .unwrap_or_else(|| self.adapter.default_endpoints().to_vec())
     }
 }
 
@@ -262,7 +303,10 @@ impl<'de> Deserialize<'de> for StallPoint {
         const WORDS: &str =
             "expected \"before_headers\", \"after_headers\", \"after_preamble\" or { after_chunks = N }";
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "expected \"before_headers\", \"after_headers\", \"after_preamble\" or { after_chunks = N }")]
+        #[serde(
+            untagged,
+            expecting = "expected \"before_headers\", \"after_headers\", \"after_preamble\" or { after_chunks = N }"
+        )]
         enum Raw {
             Word(String),
             Chunks(AfterChunks),
@@ -331,13 +375,31 @@ script = { "t" = { reply = "hi", chunks = 20, chunk_delay = "50ms", first_delay 
     fn rules_between_keys_are_checked_at_their_key() {
         for (body, key) in [
             ("adapter = \"openai\"", "providers[0].base_url"),
-            ("adapter = \"openai\"\nbase_url = \"ftp://x\"", "providers[0].base_url"),
-            ("adapter = \"openai\"\nbase_url = \"http://x/v1\"\ncapacity = 0", "providers[0].capacity"),
-            ("adapter = \"openai\"\nbase_url = \"http://x/v1\"\ntargets = [\"a\", \"a\"]", "providers[0].targets[1]"),
-            ("adapter = \"openai\"\nbase_url = \"http://x/v1\"\nscript = {}", "providers[0].script"),
-            ("adapter = \"openai\"\nbase_url = \"http://x/v1\"\nheaders = { host = \"x\" }", "providers[0].headers.host"),
+            (
+                "adapter = \"openai\"\nbase_url = \"ftp://x\"",
+                "providers[0].base_url",
+            ),
+            (
+                "adapter = \"openai\"\nbase_url = \"http://x/v1\"\ncapacity = 0",
+                "providers[0].capacity",
+            ),
+            (
+                "adapter = \"openai\"\nbase_url = \"http://x/v1\"\ntargets = [\"a\", \"a\"]",
+                "providers[0].targets[1]",
+            ),
+            (
+                "adapter = \"openai\"\nbase_url = \"http://x/v1\"\nscript = {}",
+                "providers[0].script",
+            ),
+            (
+                "adapter = \"openai\"\nbase_url = \"http://x/v1\"\nheaders = { host = \"x\" }",
+                "providers[0].headers.host",
+            ),
             ("adapter = \"scripted\"", "providers[0].script"),
-            ("adapter = \"scripted\"\nbase_url = \"http://x\"\nscript = {}", "providers[0].base_url"),
+            (
+                "adapter = \"scripted\"\nbase_url = \"http://x\"\nscript = {}",
+                "providers[0].base_url",
+            ),
         ] {
             let (p, s) = parse(&format!("[[providers]]\nid = \"a\"\n{body}\n")).unwrap();
             assert_eq!(p[0].validate(&s, "providers[0]").unwrap_err().key, key, "{body}");

@@ -35,7 +35,9 @@ impl SecretRef {
         file: impl Fn(&std::path::Path) -> std::io::Result<String>,
     ) -> Result<SecretString, String> {
         let text = match &self.0 {
-            SecretSource::Env(name) => env(name).ok_or_else(|| format!("environment variable {name} is not set"))?,
+            SecretSource::Env(name) => {
+                env(name).ok_or_else(|| format!("environment variable {name} is not set"))?
+            }
             SecretSource::File(path) => {
                 file(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?
             }
@@ -99,10 +101,23 @@ mod tests {
         let env = |n: &str| (n == "KEY").then(|| String::from("sk-1\n"));
         let file = |_: &std::path::Path| Ok(String::from("\n"));
         let by_env = SecretRef(SecretSource::Env("KEY".into()));
-        assert_eq!(by_env.resolve(env, file).ok().map(|s| s.expose_secret().to_owned()).as_deref(), Some("sk-1"));
+        assert_eq!(
+            by_env
+                .resolve(env, file)
+                .ok()
+                .map(|s| s.expose_secret().to_owned())
+                .as_deref(),
+            Some("sk-1")
+        );
         let missing = SecretRef(SecretSource::Env("OTHER".into()));
-        assert_eq!(missing.resolve(env, file).err().as_deref(), Some("environment variable OTHER is not set"));
+        assert_eq!(
+            missing.resolve(env, file).err().as_deref(),
+            Some("environment variable OTHER is not set")
+        );
         let empty = SecretRef(SecretSource::File("/k".into()));
-        assert_eq!(empty.resolve(env, file).err().as_deref(), Some("file /k is empty"));
+        assert_eq!(
+            empty.resolve(env, file).err().as_deref(),
+            Some("file /k is empty")
+        );
     }
 }

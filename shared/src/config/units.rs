@@ -28,7 +28,11 @@ impl FromStr for Period {
     fn from_str(text: &str) -> Result<Self, String> {
         let d = humantime::parse_duration(text)
             .map_err(|e| format!("{text:?} is no duration ({e}); write it with a unit, such as \"300s\""))?;
-        if d > LONGEST { Err(format!("{text:?} is longer than a hundred years")) } else { Ok(Self(d)) }
+        if d > LONGEST {
+            Err(format!("{text:?} is longer than a hundred years"))
+        } else {
+            Ok(Self(d))
+        }
     }
 }
 
@@ -58,7 +62,9 @@ impl FromStr for ByteSize {
         if text.bytes().all(|b| b.is_ascii_digit()) {
             return Err(advice());
         }
-        text.parse::<bytesize::ByteSize>().map(|b| Self(b.as_u64())).map_err(|_| advice())
+        text.parse::<bytesize::ByteSize>()
+            .map(|b| Self(b.as_u64()))
+            .map_err(|_| advice())
     }
 }
 

@@ -73,10 +73,22 @@ mod tests {
 
     #[test]
     fn strangers_and_traversals_have_no_endpoint() {
-        for p in ["", "files", "responses/", "responses/a/b", "responses/a/cancel/x", "images", "audio/a/b", "images/"] {
+        for p in [
+            "",
+            "files",
+            "responses/",
+            "responses/a/b",
+            "responses/a/cancel/x",
+            "images",
+            "audio/a/b",
+            "images/",
+        ] {
             assert_eq!(Endpoint::of_path(p), None, "{p}");
         }
-        assert_eq!(Endpoint::of_path("responses/resp_1/input_items"), Some(Endpoint::Responses));
+        assert_eq!(
+            Endpoint::of_path("responses/resp_1/input_items"),
+            Some(Endpoint::Responses)
+        );
         assert_eq!(Endpoint::of_path("audio/transcriptions"), Some(Endpoint::Audio));
     }
 }

@@ -32,10 +32,16 @@ label_enum! {
 
 /// 004 `ClassifyRuntimeEvent`: `has_content` is true for a non-empty delta or message.
 /// A terminal is a terminal before its usage is looked at.
-pub const fn classify_runtime_event(kind: RuntimeEventKind, has_content: bool, has_usage: bool) -> Disposition {
+pub const fn classify_runtime_event(
+    kind: RuntimeEventKind,
+    has_content: bool,
+    has_usage: bool,
+) -> Disposition {
     match kind {
         RuntimeEventKind::Start => Disposition::Start,
-        RuntimeEventKind::Complete | RuntimeEventKind::Error | RuntimeEventKind::Cancelled => Disposition::Terminal,
+        RuntimeEventKind::Complete | RuntimeEventKind::Error | RuntimeEventKind::Cancelled => {
+            Disposition::Terminal
+        }
         RuntimeEventKind::Delta | RuntimeEventKind::Message => {
             if has_content || has_usage {
                 Disposition::Progress
@@ -100,7 +106,11 @@ mod tests {
                         K::Usage if usage => D::Progress,
                         K::Delta | K::Message | K::Usage | K::Unknown => D::None,
                     };
-                    assert_eq!(classify_runtime_event(*k, content, usage), want, "{k} {content} {usage}");
+                    assert_eq!(
+                        classify_runtime_event(*k, content, usage),
+                        want,
+                        "{k} {content} {usage}"
+                    );
                 }
             }
         }

@@ -35,7 +35,11 @@ pub const fn validate_stall_timeout_ms(ms: i64) -> Result<(), BadStallTimeout> {
 /// As `validate_stall_timeout_ms`.
 pub const fn resolve_stall_timeout_ms(ms: i64) -> Result<i64, BadStallTimeout> {
     match validate_stall_timeout_ms(ms) {
-        Ok(()) => Ok(if ms == 0 { DEFAULT_RESPONSE_STALL_TIMEOUT_MS } else { ms }),
+        Ok(()) => Ok(if ms == 0 {
+            DEFAULT_RESPONSE_STALL_TIMEOUT_MS
+        } else {
+            ms
+        }),
         Err(e) => Err(e),
     }
 }
@@ -48,8 +52,14 @@ mod tests {
     fn zero_is_the_default_and_nonsense_is_refused() {
         assert_eq!(resolve_stall_timeout_ms(0), Ok(300_000));
         assert_eq!(resolve_stall_timeout_ms(1), Ok(1));
-        assert_eq!(resolve_stall_timeout_ms(MAX_SAFE_STALL_TIMEOUT_MS), Ok(MAX_SAFE_STALL_TIMEOUT_MS));
+        assert_eq!(
+            resolve_stall_timeout_ms(MAX_SAFE_STALL_TIMEOUT_MS),
+            Ok(MAX_SAFE_STALL_TIMEOUT_MS)
+        );
         assert_eq!(resolve_stall_timeout_ms(-1), Err(BadStallTimeout::Negative));
-        assert_eq!(resolve_stall_timeout_ms(MAX_SAFE_STALL_TIMEOUT_MS + 1), Err(BadStallTimeout::Overflow));
+        assert_eq!(
+            resolve_stall_timeout_ms(MAX_SAFE_STALL_TIMEOUT_MS + 1),
+            Err(BadStallTimeout::Overflow)
+        );
     }
 }

@@ -20,8 +20,9 @@ impl ErrorObject<'_> {
             error: &'e ErrorObject<'a>,
         }
         // Strings and options always serialize; the fallback keeps the shape if that ever changed.
-        serde_json::to_string(&Envelope { error: self })
-            .unwrap_or_else(|_| String::from(r#"{"error":{"message":"","type":"","param":null,"code":null}}"#))
+        serde_json::to_string(&Envelope { error: self }).unwrap_or_else(|_| {
+            String::from(r#"{"error":{"message":"","type":"","param":null,"code":null}}"#)
+        })
     }
 }
 
@@ -31,7 +32,13 @@ mod tests {
 
     #[test]
     fn all_four_keys_are_there() {
-        let body = ErrorObject { message: "a \"b\"", kind: "invalid_request_error", param: None, code: None }.body();
+        let body = ErrorObject {
+            message: "a \"b\"",
+            kind: "invalid_request_error",
+            param: None,
+            code: None,
+        }
+        .body();
         assert_eq!(
             body,
             r#"{"error":{"message":"a \"b\"","type":"invalid_request_error","param":null,"code":null}}"#

@@ -1,6 +1,8 @@
 //! Token usage as providers report it, in both shapes (Chat: `prompt_tokens`; Responses: `input_tokens`).
 
+use memchr::memmem;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 /// Tokens of one attempt (G14). All counts are tokens; absent in the provider's answer means 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,4 +13,110 @@ pub struct Usage {
     pub cached: u64,
     /// Part of `output` spent on reasoning.
     pub reasoning: u64,
+}
+
+/// Both shapes at once; unknown members are skipped, odd numbers are no usage.
+#[derive(Deserialize)]
+struct Wire {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    total_tokens: Option<u64>,
+    #[serde(default, alias = "input_tokens_details")]
+    prompt_tokens_details: Option<InputDetails>,
+    #[serde(default, alias = "output_tokens_details")]
+    completion_tokens_details: Option<OutputDetails>,
+}
+
+#[derive(Deserialize)]
+struct InputDetails {
+    cached_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct OutputDetails {
+    reasoning_tokens: Option<u64>,
+}
+
+impl Usage {
+    /// Reads a `usage` object of either shape; `None` when it counts nothing.
+    pub fn from_json(object: &[u8]) -> Option<Self> {
+        Self::from_wire(serde_json::from_slice(object).ok()?)
+    }
+
+    fn from_wire(w: Wire) -> Option<Self> {
+        let input = w.prompt_tokens.or(w.input_tokens);
+        let output = w.completion_tokens.or(w.output_tokens);
+        if input.is_none() && output.is_none() && w.total_tokens.is_none() {
+            return None;
+        }
+        Some(Self {
+            input: input.or(w.total_tokens).unwrap_or(0),
+            output: output.unwrap_or(0),
+            cached: w.prompt_tokens_details.and_then(|d| d.cached_tokens).unwrap_or(0),
+            reasoning: w
+                .completion_tokens_details
+                .and_then(|d| d.reasoning_tokens)
+                .unwrap_or(0),
+        })
+    }
+}
+
+/// Bodies up to this size, in bytes, are read exactly; in larger ones the last `"usage"` member is taken.
+const EXACT: usize = 16 << 10;
+
+/// The usage of a whole (non-stream) answer: its top-level `usage`.
+///
+/// A large body (embeddings, images) is not walked: inside a JSON string the quotes would be escaped, so the last
+/// `"usage"` is a member, and providers write it after the data.
+pub fn usage_from_body(body: &[u8]) -> Option<Usage> {
+    let at = memmem::rfind(body, b"\"usage\"")?;
+    if body.len() <= EXACT {
+        #[derive(Deserialize)]
+        struct Body<'a> {
+            #[serde(borrow)]
+            usage: Option<&'a RawValue>,
+        }
+        let body: Body<'_> = serde_json::from_slice(body).ok()?;
+        return Usage::from_json(body.usage?.get().as_bytes());
+    }
+    let rest = body[at + b"\"usage\"".len()..]
+        .trim_ascii_start()
+        .strip_prefix(b":")?;
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<Wire>();
+    Usage::from_wire(values.next()?.ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_shapes_are_read() {
+        let chat = br#"{"prompt_tokens":9,"completion_tokens":12,"total_tokens":21,"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":5}}"#;
+        let responses = br#"{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":12,"output_tokens_details":{"reasoning_tokens":5},"total_tokens":21}"#;
+        let want = Some(Usage {
+            input: 9,
+            output: 12,
+            cached: 4,
+            reasoning: 5,
+        });
+        assert_eq!(Usage::from_json(chat), want);
+        assert_eq!(Usage::from_json(responses), want);
+        assert_eq!(Usage::from_json(b"{}"), None);
+        assert_eq!(Usage::from_json(b"null"), None);
+        assert_eq!(Usage::from_json(br#"{"prompt_tokens":-1}"#), None);
+    }
+
+    #[test]
+    fn only_the_top_level_counts_in_a_body() {
+        let small = br#"{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":7}"},"usage":{"prompt_tokens":8}}],"usage":{"prompt_tokens":9}}"#;
+        assert_eq!(usage_from_body(small).unwrap().input, 9);
+        assert_eq!(usage_from_body(br#"{"x":{"usage":{"prompt_tokens":8}}}"#), None);
+        let mut large = br#"{"data":[""#.to_vec();
+        large.resize(40_000, b'A');
+        large.extend_from_slice(br#""],"usage" : {"prompt_tokens":9,"total_tokens":9}}"#);
+        assert_eq!(usage_from_body(&large).unwrap().input, 9);
+    }
 }

@@ -62,7 +62,12 @@ mod tests {
         for c in Command::ALL {
             assert_eq!(Command::of_path(&format!("{COMMAND_PREFIX}{c}")), Some(*c));
         }
-        for p in ["/link/v1/commands/", "/link/v1/commands/shell", "/link/v1/commands/capabilities/x", "/capabilities"] {
+        for p in [
+            "/link/v1/commands/",
+            "/link/v1/commands/shell",
+            "/link/v1/commands/capabilities/x",
+            "/capabilities",
+        ] {
             assert_eq!(Command::of_path(p), None, "{p}");
         }
     }

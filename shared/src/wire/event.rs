@@ -47,7 +47,13 @@ pub struct RunEvent {
 
 impl RunEvent {
     pub fn new(kind: RuntimeEventKind) -> Self {
-        Self { kind, delta: String::new(), message: String::new(), usage: None, error: String::new() }
+        Self {
+            kind,
+            delta: String::new(),
+            message: String::new(),
+            usage: None,
+            error: String::new(),
+        }
     }
 
     /// What this event does to the watchdog.

@@ -130,9 +130,13 @@ pub fn client_to_provider(headers: &mut HeaderMap) {
 pub fn provider_to_client(headers: &mut HeaderMap) {
     strip_hop_by_hop(headers);
     remove_if(headers, |n| {
-        matches!(*n, header::SET_COOKIE | header::AUTHORIZATION | header::WWW_AUTHENTICATE)
-            || matches!(n.as_str(), "x-api-key" | "api-key" | "set-cookie2" | "x-iop-request-id" | "x-iop-attempts")
-            || is_ours(n)
+        matches!(
+            *n,
+            header::SET_COOKIE | header::AUTHORIZATION | header::WWW_AUTHENTICATE
+        ) || matches!(
+            n.as_str(),
+            "x-api-key" | "api-key" | "set-cookie2" | "x-iop-request-id" | "x-iop-attempts"
+        ) || is_ours(n)
     });
 }
 
@@ -157,7 +161,14 @@ mod tests {
 
     #[test]
     fn any_target_name_survives_a_header() {
-        for t in ["Qwen/Qwen3-8B", "qwen3:8b", "modèle été", "100% done", "a\r\nb: c", ""] {
+        for t in [
+            "Qwen/Qwen3-8B",
+            "qwen3:8b",
+            "modèle été",
+            "100% done",
+            "a\r\nb: c",
+            "",
+        ] {
             assert_eq!(decode(&encode(t)).unwrap(), t);
         }
     }

@@ -90,13 +90,23 @@ mod tests {
             }],
             draining: false,
         });
-        let load = SessionLine::Load(Load { load: vec![ProviderLoad { id: ProviderId::new("vllm").unwrap(), in_flight: 3 }] });
+        let load = SessionLine::Load(Load {
+            load: vec![ProviderLoad {
+                id: ProviderId::new("vllm").unwrap(),
+                in_flight: 3,
+            }],
+        });
         for line in [ad, load] {
             let text = line.to_line();
             assert!(text.ends_with('\n') && text.matches('\n').count() == 1);
             assert_eq!(SessionLine::parse(text.trim_end().as_bytes()).unwrap(), line);
         }
         assert!(SessionLine::parse(b"{\"hello\":1}").is_err());
-        assert!(SessionLine::parse(b"{\"node_id\":\"a b\",\"version\":\"1\",\"providers\":[],\"draining\":false}").is_err());
+        assert!(
+            SessionLine::parse(
+                b"{\"node_id\":\"a b\",\"version\":\"1\",\"providers\":[],\"draining\":false}"
+            )
+            .is_err()
+        );
     }
 }

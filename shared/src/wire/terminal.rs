@@ -29,7 +29,11 @@ pub struct NodeError {
 
 impl NodeError {
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), failure: None }
+        Self {
+            code,
+            message: message.into(),
+            failure: None,
+        }
     }
 }
 
@@ -99,7 +103,9 @@ impl Terminal {
                     .and_then(|c| FailureCode::parse(&c))
                     .unwrap_or(FailureCode::Internal),
                 message: text(headers::ERROR).map(|t| t.into_owned()).unwrap_or_default(),
-                failure: text(headers::FAILURE).and_then(|t| serde_json::from_str(&t).ok()).map(Box::new),
+                failure: text(headers::FAILURE)
+                    .and_then(|t| serde_json::from_str(&t).ok())
+                    .map(Box::new),
             })),
             _ => None,
         }
@@ -126,7 +132,14 @@ mod tests {
         };
         for t in [
             Terminal::Complete { usage: None },
-            Terminal::Complete { usage: Some(Usage { input: 1, output: 2, cached: 3, reasoning: 4 }) },
+            Terminal::Complete {
+                usage: Some(Usage {
+                    input: 1,
+                    output: 2,
+                    cached: 3,
+                    reasoning: 4,
+                }),
+            },
             Terminal::Cancelled,
             Terminal::error(FailureCode::ConnectFailed, "refused\r\nx: y"),
             Terminal::Error(NodeError {
@@ -144,7 +157,10 @@ mod tests {
         assert_eq!(Terminal::from_trailers(&HeaderMap::new()), None);
         let mut map = Terminal::error(FailureCode::ResponseStalled, "x").to_trailers();
         map.insert(headers::FAILURE, headers::encode(r#"{"recovery_eligible":true}"#));
-        assert_eq!(Terminal::from_trailers(&map), Some(Terminal::error(FailureCode::ResponseStalled, "x")));
+        assert_eq!(
+            Terminal::from_trailers(&map),
+            Some(Terminal::error(FailureCode::ResponseStalled, "x"))
+        );
         map.insert(headers::TERMINAL, HeaderValue::from_static("maybe"));
         assert_eq!(Terminal::from_trailers(&map), None);
     }

@@ -52,7 +52,10 @@ impl TunnelHead {
         map.insert(headers::ATTEMPT_ID, headers::encode(&self.attempt_id.to_string()));
         map.insert(headers::PROVIDER, headers::encode(self.provider.as_str()));
         map.insert(headers::TARGET, headers::encode(&self.target));
-        map.insert(headers::RESPONSE_STALL_TIMEOUT_MS, HeaderValue::from(self.response_stall_timeout_ms));
+        map.insert(
+            headers::RESPONSE_STALL_TIMEOUT_MS,
+            HeaderValue::from(self.response_stall_timeout_ms),
+        );
         if self.method != Method::POST {
             map.insert(headers::METHOD, headers::encode(self.method.as_str()));
         }
@@ -75,17 +78,23 @@ impl TunnelHead {
             .ok_or(BadTunnelHead("endpoint"))?;
         let mut text = |name: http::HeaderName, what: &'static str| {
             let value = map.remove(name).ok_or(BadTunnelHead(what))?;
-            headers::decode(&value).map(|t| t.into_owned()).ok_or(BadTunnelHead(what))
+            headers::decode(&value)
+                .map(|t| t.into_owned())
+                .ok_or(BadTunnelHead(what))
         };
-        let run_id = RunId::parse(&text(headers::RUN_ID, "iop-run-id")?).ok_or(BadTunnelHead("iop-run-id"))?;
-        let attempt_id =
-            AttemptId::parse(&text(headers::ATTEMPT_ID, "iop-attempt-id")?).ok_or(BadTunnelHead("iop-attempt-id"))?;
+        let run_id =
+            RunId::parse(&text(headers::RUN_ID, "iop-run-id")?).ok_or(BadTunnelHead("iop-run-id"))?;
+        let attempt_id = AttemptId::parse(&text(headers::ATTEMPT_ID, "iop-attempt-id")?)
+            .ok_or(BadTunnelHead("iop-attempt-id"))?;
         let provider = ProviderId::new(&text(headers::PROVIDER, "iop-provider")?)
             .map_err(|_| BadTunnelHead("iop-provider"))?;
         let target = text(headers::TARGET, "iop-target")?;
-        let response_stall_timeout_ms = text(headers::RESPONSE_STALL_TIMEOUT_MS, "iop-response-stall-timeout-ms")?
-            .parse()
-            .map_err(|_| BadTunnelHead("iop-response-stall-timeout-ms"))?;
+        let response_stall_timeout_ms = text(
+            headers::RESPONSE_STALL_TIMEOUT_MS,
+            "iop-response-stall-timeout-ms",
+        )?
+        .parse()
+        .map_err(|_| BadTunnelHead("iop-response-stall-timeout-ms"))?;
         let method = match text(headers::METHOD, "iop-method") {
             Err(_) => Method::POST,
             Ok(m) => match m.as_str() {
@@ -159,17 +168,35 @@ mod tests {
             (headers::ATTEMPT_ID, "iop-attempt-id"),
             (headers::PROVIDER, "iop-provider"),
             (headers::TARGET, "iop-target"),
-            (headers::RESPONSE_STALL_TIMEOUT_MS, "iop-response-stall-timeout-ms"),
+            (
+                headers::RESPONSE_STALL_TIMEOUT_MS,
+                "iop-response-stall-timeout-ms",
+            ),
         ] {
             let mut map = HeaderMap::new();
             head().write(&mut map);
             map.remove(name);
-            assert_eq!(TunnelHead::take("/link/v1/tunnels/responses", &mut map), Err(BadTunnelHead(what)));
+            assert_eq!(
+                TunnelHead::take("/link/v1/tunnels/responses", &mut map),
+                Err(BadTunnelHead(what))
+            );
         }
-        for path in ["chat/completions", "../admin", "responses/../x", "responses/../../etc"] {
+        for path in [
+            "chat/completions",
+            "../admin",
+            "responses/../x",
+            "responses/../../etc",
+        ] {
             let mut map = HeaderMap::new();
-            TunnelHead { path: Some(path.into()), ..head() }.write(&mut map);
-            assert_eq!(TunnelHead::take("/link/v1/tunnels/responses", &mut map), Err(BadTunnelHead("iop-path")));
+            TunnelHead {
+                path: Some(path.into()),
+                ..head()
+            }
+            .write(&mut map);
+            assert_eq!(
+                TunnelHead::take("/link/v1/tunnels/responses", &mut map),
+                Err(BadTunnelHead("iop-path"))
+            );
         }
     }
 }

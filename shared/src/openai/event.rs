@@ -1,0 +1,181 @@
+//! What one SSE event of an OpenAI stream means to the gate: content, terminal, error, usage.
+//!
+//! Two readers. `classify` is exact and structured, for the few events before commit. `scan_committed` is for every
+//! event after it: a few byte searches rule out that the event matters, and only a hit is parsed. Neither builds a
+//! tree, and text that merely contains `"usage"` or `[DONE]` fools neither: inside a JSON string quotes are escaped.
+
+mod make;
+mod parse;
+
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use memchr::memmem::{self, Finder};
+
+pub use make::{chat_error_event, responses_created_event, responses_failed_event};
+pub use parse::{Identity, error_in_body, response_id, sequence_number};
+
+use super::usage::Usage;
+use parse::{ChatChunk, ResponsesEvent};
+
+/// Which API's events a stream carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    Chat,
+    Completions,
+    Responses,
+    /// Images and audio: every data event is content.
+    Other,
+}
+
+/// What an event is before commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventKind {
+    /// Role chunks, `response.created`: held, no commit (G52).
+    Preamble,
+    /// Text, reasoning, refusal, tool call, audio.
+    Content,
+    /// `finish_reason` without content.
+    Finish,
+    /// A chat chunk with `choices: []` and usage.
+    UsageOnly,
+    Terminal(TerminalKind),
+    /// The provider's failure inside a 200 (G58).
+    Error(InBandError),
+    /// No event of this API.
+    Malformed,
+    /// Valid, and says nothing that matters here.
+    Ignored,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TerminalKind {
+    /// `[DONE]`.
+    Done,
+    /// `response.completed`.
+    Completed,
+    /// `response.failed`.
+    Failed,
+    /// `response.incomplete`.
+    Incomplete,
+}
+
+/// A provider's error object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InBandError {
+    /// The HTTP status it stands for, where it says so or its words do.
+    pub status: Option<u16>,
+    /// The object as the provider wrote it.
+    pub raw: Bytes,
+}
+
+/// What of an event matters after commit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CommittedFacts {
+    pub terminal: Option<TerminalKind>,
+    /// A `finish_reason` was given.
+    pub finish: bool,
+    pub usage: Option<Usage>,
+    /// A chat chunk with `choices: []` and usage.
+    pub usage_only: bool,
+    /// The provider's failure.
+    pub error: bool,
+}
+
+/// Reads one event exactly.
+pub fn classify(dialect: Dialect, name: Option<&[u8]>, data: &[u8]) -> EventKind {
+    if is_done(data) {
+        return EventKind::Terminal(TerminalKind::Done);
+    }
+    match dialect {
+        Dialect::Chat | Dialect::Completions => match ChatChunk::parse(data) {
+            Some(chunk) => chunk.kind(data),
+            None => EventKind::Malformed,
+        },
+        Dialect::Responses => match ResponsesEvent::parse(data) {
+            Some(event) => event.kind(name, data),
+            None => EventKind::Malformed,
+        },
+        Dialect::Other => match error_in_body(Dialect::Other, data) {
+            Some(error) => EventKind::Error(error),
+            None => EventKind::Content,
+        },
+    }
+}
+
+static FINISH_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\""));
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
+static RESPONSE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"response."));
+
+/// Reads one event for what matters after commit.
+pub fn scan_committed(dialect: Dialect, name: Option<&[u8]>, data: &[u8]) -> CommittedFacts {
+    if is_done(data) {
+        return CommittedFacts {
+            terminal: Some(TerminalKind::Done),
+            ..CommittedFacts::default()
+        };
+    }
+    match dialect {
+        Dialect::Chat | Dialect::Completions => {
+            if member_set(&FINISH_REASON, data) || member_set(&USAGE, data) || member_set(&ERROR, data) {
+                ChatChunk::parse(data).map(|c| c.committed()).unwrap_or_default()
+            } else {
+                CommittedFacts::default()
+            }
+        }
+        Dialect::Responses => {
+            if name == Some(b"error") || may_end(data) || ERROR.find(data).is_some() {
+                ResponsesEvent::parse(data)
+                    .map(|e| e.committed(name))
+                    .unwrap_or_default()
+            } else {
+                CommittedFacts::default()
+            }
+        }
+        Dialect::Other => CommittedFacts::default(),
+    }
+}
+
+fn is_done(data: &[u8]) -> bool {
+    data.first() == Some(&b'[') && data.trim_ascii_end() == b"[DONE]"
+}
+
+/// Whether a member of that name is there with a value other than `null`, `""` or `false` at any depth.
+fn member_set(finder: &Finder<'_>, data: &[u8]) -> bool {
+    let mut from = 0;
+    while let Some(i) = finder.find(&data[from..]) {
+        from += i + finder.needle().len();
+        let value = data[from..].trim_ascii_start();
+        if let Some(value) = value.strip_prefix(b":")
+            && !value.trim_ascii_start().starts_with(b"null")
+        {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether the type of a terminal Responses event is written anywhere in it.
+fn may_end(data: &[u8]) -> bool {
+    let mut from = 0;
+    while let Some(i) = RESPONSE.find(&data[from..]) {
+        from += i + RESPONSE.needle().len();
+        let rest = &data[from..];
+        if rest.starts_with(b"completed\"")
+            || rest.starts_with(b"failed\"")
+            || rest.starts_with(b"incomplete\"")
+        {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether a body could hold an `error` member at all.
+fn may_hold_error(body: &[u8]) -> bool {
+    memmem::find(body, b"\"error\"").is_some()
+}
+
+#[cfg(test)]
+mod tests;

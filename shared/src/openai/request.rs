@@ -1,0 +1,531 @@
+//! A JSON request body, read without a tree and changed without a re-serialization (G10).
+//!
+//! One pass over the top level finds what routes the request; nested values are skipped by their brackets and
+//! strings. What is not understood is the provider's business and travels as it came: number spelling, key order,
+//! lone surrogates, unknown members.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use memchr::memchr2;
+
+/// Nested brackets deeper than this are refused.
+const MAX_DEPTH: usize = 512;
+
+/// Why a body was refused; `param` names the member at fault.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct RequestError {
+    pub param: Option<&'static str>,
+    pub message: String,
+}
+
+impl RequestError {
+    pub(super) fn at(param: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param),
+            message: message.into(),
+        }
+    }
+
+    pub(super) fn body(message: impl Into<String>) -> Self {
+        Self {
+            param: None,
+            message: message.into(),
+        }
+    }
+}
+
+/// What of a body routes it. Spans are byte ranges of the body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestFacts {
+    /// Just behind the top level's `{`.
+    open: usize,
+    /// The top level has no member.
+    model: String,
+    /// Every `model` value, quotes included: duplicates too, since readers differ on which one counts.
+    model_spans: Vec<Range<usize>>,
+    stream: bool,
+    options: StreamOptions,
+    state_id: Option<String>,
+    background: bool,
+    tools: Option<Range<usize>>,
+    web_search_options: bool,
+    prompt_cache_key: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum StreamOptions {
+    Absent,
+    /// The value is `null`.
+    Null(Range<usize>),
+    /// Behind the object's `{`, whether it has members, and its `include_usage` value.
+    Object {
+        open: usize,
+        empty: bool,
+        include_usage: Option<(bool, Range<usize>)>,
+    },
+    /// Something else, which the provider will refuse.
+    Foreign,
+}
+
+impl RequestFacts {
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// The body asked for a stream.
+    pub fn stream(&self) -> bool {
+        self.stream
+    }
+
+    /// The client asked for the usage chunk.
+    pub fn include_usage(&self) -> bool {
+        matches!(
+            self.options,
+            StreamOptions::Object {
+                include_usage: Some((true, _)),
+                ..
+            }
+        )
+    }
+
+    /// `previous_response_id`, else the id of `conversation`: state that one provider holds.
+    pub fn state_id(&self) -> Option<&str> {
+        self.state_id.as_deref()
+    }
+
+    pub fn background(&self) -> bool {
+        self.background
+    }
+
+    /// The span of the `tools` value.
+    pub fn tools(&self) -> Option<&Range<usize>> {
+        self.tools.as_ref()
+    }
+
+    pub fn has_web_search_options(&self) -> bool {
+        self.web_search_options
+    }
+
+    pub fn prompt_cache_key(&self) -> Option<&str> {
+        self.prompt_cache_key.as_deref()
+    }
+}
+
+/// Reads the top level of a JSON object.
+///
+/// # Errors
+/// No JSON object, or a routing member that is missing or of the wrong type.
+pub fn inspect(body: &[u8]) -> Result<RequestFacts, RequestError> {
+    let mut r = Reader { body, at: 0 };
+    if body.starts_with(b"\xef\xbb\xbf") {
+        r.at = 3;
+    }
+    r.blanks();
+    if r.peek() != Some(b'{') {
+        return Err(RequestError::body(match r.peek() {
+            None => "The request body is empty; a JSON object is expected.".to_owned(),
+            Some(_) => format!("The request body is not a JSON object (at byte {}).", r.at),
+        }));
+    }
+    r.at += 1;
+    let mut facts = RequestFacts {
+        open: r.at,
+        model: String::new(),
+        model_spans: Vec::new(),
+        stream: false,
+        options: StreamOptions::Absent,
+        state_id: None,
+        background: false,
+        tools: None,
+        web_search_options: false,
+        prompt_cache_key: None,
+    };
+    r.members(|key, value, body| facts.take(key, value, body))?;
+    r.blanks();
+    if r.at != body.len() {
+        return Err(r.broken());
+    }
+    if facts.model_spans.is_empty() {
+        return Err(RequestError::at("model", "The member `model` is missing."));
+    }
+    if facts.model.is_empty() {
+        return Err(RequestError::at("model", "`model` must not be empty."));
+    }
+    Ok(facts)
+}
+
+impl RequestFacts {
+    fn take(&mut self, key: &str, value: Range<usize>, body: &[u8]) -> Result<(), RequestError> {
+        let raw = &body[value.clone()];
+        let is_null = raw == b"null";
+        match key {
+            "model" => {
+                self.model =
+                    text(raw).ok_or_else(|| RequestError::at("model", "`model` must be a string."))?;
+                self.model_spans.push(value);
+            }
+            "stream" => {
+                self.stream = match raw {
+                    b"true" => true,
+                    b"false" | b"null" => false,
+                    _ => return Err(RequestError::at("stream", "`stream` must be true or false.")),
+                }
+            }
+            "stream_options" => self.options = stream_options(raw, value.start)?,
+            "previous_response_id" if !is_null => {
+                let id = text(raw).ok_or_else(|| {
+                    RequestError::at("previous_response_id", "`previous_response_id` must be a string.")
+                })?;
+                self.state_id = Some(id);
+            }
+            "conversation" if !is_null && self.state_id.is_none() => self.state_id = conversation_id(raw)?,
+            "background" => self.background = raw == b"true",
+            "tools" if !is_null => self.tools = Some(value),
+            "web_search_options" => self.web_search_options = !is_null,
+            "prompt_cache_key" => self.prompt_cache_key = text(raw),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A JSON string's text; `None`: no string, or one that is no text (a lone surrogate).
+fn text(raw: &[u8]) -> Option<String> {
+    serde_json::from_slice(raw).ok()
+}
+
+fn conversation_id(raw: &[u8]) -> Result<Option<String>, RequestError> {
+    if let Some(id) = text(raw) {
+        return Ok(Some(id));
+    }
+    let mut id = None;
+    if raw.first() == Some(&b'{') {
+        let mut r = Reader { body: raw, at: 1 };
+        r.members(|key, value, raw| {
+            if key == "id" {
+                id = text(&raw[value]);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(id)
+}
+
+fn stream_options(raw: &[u8], offset: usize) -> Result<StreamOptions, RequestError> {
+    if raw == b"null" {
+        return Ok(StreamOptions::Null(offset..offset + raw.len()));
+    }
+    if raw.first() != Some(&b'{') {
+        return Ok(StreamOptions::Foreign);
+    }
+    let (mut include_usage, mut empty) = (None, true);
+    let mut r = Reader { body: raw, at: 1 };
+    r.members(|key, value, raw| {
+        empty = false;
+        if key == "include_usage" {
+            include_usage = Some((
+                &raw[value.clone()] == b"true",
+                offset + value.start..offset + value.end,
+            ));
+        }
+        Ok(())
+    })?;
+    Ok(StreamOptions::Object {
+        open: offset + 1,
+        empty,
+        include_usage,
+    })
+}
+
+/// Walks one level of JSON; skips values without looking into them.
+struct Reader<'a> {
+    body: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn peek(&self) -> Option<u8> {
+        self.body.get(self.at).copied()
+    }
+
+    fn blanks(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+            self.at += 1;
+        }
+    }
+
+    fn broken(&self) -> RequestError {
+        RequestError::body(if self.at >= self.body.len() {
+            "The request body is not valid JSON: it ends too early.".to_owned()
+        } else {
+            format!("The request body is not valid JSON (at byte {}).", self.at)
+        })
+    }
+
+    /// From behind `{` to behind its `}`; the visitor gets each key's text and its value's span.
+    fn members(
+        &mut self,
+        mut visit: impl FnMut(&str, Range<usize>, &'a [u8]) -> Result<(), RequestError>,
+    ) -> Result<(), RequestError> {
+        self.blanks();
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+            return Ok(());
+        }
+        loop {
+            self.blanks();
+            let key = self.key()?;
+            self.blanks();
+            if self.peek() != Some(b':') {
+                return Err(self.broken());
+            }
+            self.at += 1;
+            self.blanks();
+            let start = self.at;
+            self.skip()?;
+            visit(&key, start..self.at, self.body)?;
+            self.blanks();
+            match self.peek() {
+                Some(b',') => self.at += 1,
+                Some(b'}') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                _ => return Err(self.broken()),
+            }
+        }
+    }
+
+    fn key(&mut self) -> Result<Cow<'a, str>, RequestError> {
+        if self.peek() != Some(b'"') {
+            return Err(self.broken());
+        }
+        let start = self.at;
+        self.string()?;
+        let raw = &self.body[start..self.at];
+        let inner = &raw[1..raw.len() - 1];
+        if !inner.contains(&b'\\') {
+            return std::str::from_utf8(inner)
+                .map(Cow::Borrowed)
+                .map_err(|_| self.broken());
+        }
+        // A key that is no text (a lone surrogate) is none of ours.
+        Ok(Cow::Owned(text(raw).unwrap_or_default()))
+    }
+
+    /// From a quote to behind the closing one.
+    fn string(&mut self) -> Result<(), RequestError> {
+        self.at += 1;
+        loop {
+            let Some(i) = memchr2(b'"', b'\\', &self.body[self.at..]) else {
+                self.at = self.body.len();
+                return Err(self.broken());
+            };
+            self.at += i;
+            if self.body[self.at] == b'"' {
+                self.at += 1;
+                return Ok(());
+            }
+            self.at = (self.at + 2).min(self.body.len());
+        }
+    }
+
+    /// Over one value. Nested values must balance; what stands between brackets is not judged.
+    fn skip(&mut self) -> Result<(), RequestError> {
+        match self.peek() {
+            Some(b'"') => self.string(),
+            Some(b'{' | b'[') => self.nested(),
+            Some(b'-' | b'0'..=b'9' | b't' | b'f' | b'n') => self.scalar(),
+            _ => Err(self.broken()),
+        }
+    }
+
+    fn scalar(&mut self) -> Result<(), RequestError> {
+        let start = self.at;
+        while matches!(
+            self.peek(),
+            Some(b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'+' | b'-' | b'.')
+        ) {
+            self.at += 1;
+        }
+        let raw = &self.body[start..self.at];
+        let number = |raw: &[u8]| serde_json::from_slice::<&serde_json::value::RawValue>(raw).is_ok();
+        if matches!(raw, b"true" | b"false" | b"null") || number(raw) {
+            Ok(())
+        } else {
+            self.at = start;
+            Err(self.broken())
+        }
+    }
+
+    fn nested(&mut self) -> Result<(), RequestError> {
+        let mut open: Vec<u8> = Vec::new();
+        loop {
+            match self.peek() {
+                None => return Err(self.broken()),
+                Some(b'"') => {
+                    self.string()?;
+                    continue;
+                }
+                Some(b @ (b'{' | b'[')) => {
+                    if open.len() == MAX_DEPTH {
+                        return Err(RequestError::body(format!(
+                            "The request body is nested deeper than {MAX_DEPTH} levels."
+                        )));
+                    }
+                    open.push(b);
+                }
+                Some(b @ (b'}' | b']')) => {
+                    let fits = open.pop() == Some(if b == b'}' { b'{' } else { b'[' });
+                    if !fits {
+                        return Err(self.broken());
+                    }
+                    if open.is_empty() {
+                        self.at += 1;
+                        return Ok(());
+                    }
+                }
+                Some(_) => {}
+            }
+            self.at += 1;
+        }
+    }
+}
+
+/// A body as pieces of the client's bytes with ours between them. Cheap to clone, so that it can be sent again.
+#[derive(Debug, Clone, Default)]
+pub struct SplicedBody {
+    pieces: [Bytes; INLINE],
+    /// Beyond `INLINE` pieces: duplicate members only.
+    more: Vec<Bytes>,
+    next: usize,
+    left: u64,
+}
+
+const INLINE: usize = 6;
+
+impl SplicedBody {
+    /// A body sent as it is.
+    pub fn whole(body: Bytes) -> Self {
+        let mut out = Self::default();
+        out.push(body);
+        out
+    }
+
+    /// Replaces spans of a body. Edits must be ordered and apart.
+    pub(super) fn edited(body: &Bytes, edits: impl IntoIterator<Item = (Range<usize>, Bytes)>) -> Self {
+        let (mut out, mut from) = (Self::default(), 0);
+        for (span, with) in edits {
+            out.push(body.slice(from..span.start));
+            out.push(with);
+            from = span.end;
+        }
+        out.push(body.slice(from..));
+        out
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        if piece.is_empty() {
+            return;
+        }
+        self.left += piece.len() as u64;
+        match self.pieces.iter_mut().find(|p| p.is_empty()) {
+            Some(free) if self.more.is_empty() => *free = piece,
+            _ => self.more.push(piece),
+        }
+    }
+
+    /// Bytes not yet sent.
+    pub fn len(&self) -> u64 {
+        self.left
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+}
+
+impl Body for SplicedBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        let i = self.next;
+        self.next += 1;
+        let piece = match self.pieces.get_mut(i) {
+            Some(piece) => std::mem::take(piece),
+            None => std::mem::take(&mut self.more[i - INLINE]),
+        };
+        self.left -= piece.len() as u64;
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
+/// The body for a provider that knows the model as `target`; with `inject_usage` a stream's usage is asked for (G14).
+pub fn splice(body: &Bytes, facts: &RequestFacts, target: &str, inject_usage: bool) -> SplicedBody {
+    let rename = facts.model != target;
+    let usage = if inject_usage && facts.stream {
+        usage_edit(facts)
+    } else {
+        None
+    };
+    if !rename && usage.is_none() {
+        return SplicedBody::whole(body.clone());
+    }
+    let mut edits: Vec<(Range<usize>, Bytes)> = Vec::with_capacity(facts.model_spans.len() + 1);
+    if rename {
+        let name = Bytes::from(serde_json::to_string(target).unwrap_or_default());
+        edits.extend(facts.model_spans.iter().map(|span| (span.clone(), name.clone())));
+    }
+    edits.extend(usage);
+    edits.sort_by_key(|(span, _)| span.start);
+    SplicedBody::edited(body, edits)
+}
+
+fn usage_edit(facts: &RequestFacts) -> Option<(Range<usize>, Bytes)> {
+    let insert = |at: usize, text: &'static str| Some((at..at, Bytes::from_static(text.as_bytes())));
+    match &facts.options {
+        // The object has at least `model`, so a comma always follows.
+        StreamOptions::Absent => insert(facts.open, r#""stream_options":{"include_usage":true},"#),
+        StreamOptions::Null(span) => Some((span.clone(), Bytes::from_static(br#"{"include_usage":true}"#))),
+        StreamOptions::Object {
+            include_usage: Some((true, _)),
+            ..
+        }
+        | StreamOptions::Foreign => None,
+        StreamOptions::Object {
+            include_usage: Some((false, span)),
+            ..
+        } => Some((span.clone(), Bytes::from_static(b"true"))),
+        StreamOptions::Object {
+            open, empty: true, ..
+        } => insert(*open, r#""include_usage":true"#),
+        StreamOptions::Object {
+            open, empty: false, ..
+        } => insert(*open, r#""include_usage":true,"#),
+    }
+}
+
+#[cfg(test)]
+mod tests;
