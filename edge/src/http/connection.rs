@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::service::service_fn;
@@ -20,7 +22,6 @@ use tokio::time::Instant;
 
 use super::server::ConnHandle;
 use super::write_deadline::ConnState;
-use crate::gate::GateBody;
 use crate::tasks;
 
 /// The first request's head must be here by then; a slow loris is not.
@@ -29,6 +30,8 @@ pub(super) const FIRST_REQUEST_WITHIN: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_secs(30);
 /// Ticks without a byte after which a connection is asked to end; a running request is not touched by that.
 const IDLE_TICKS: u32 = 5;
+
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Starts hyper's own tasks (HTTP/2 streams) the way every task is started.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +71,7 @@ pub(super) fn builder() -> auto::Builder<Tasks> {
 }
 
 /// Serves a connection to its end. `closing` fires once when the process drains.
-pub(super) async fn serve<IO, H, Fut>(
+pub(super) async fn serve<IO, H, Fut, B>(
     io: IO,
     state: Arc<ConnState>,
     builder: &auto::Builder<Tasks>,
@@ -78,7 +81,9 @@ pub(super) async fn serve<IO, H, Fut>(
 ) where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Fn(ConnHandle, http::Request<Incoming>) -> Fut,
-    Fut: Future<Output = http::Response<GateBody>> + Send + 'static,
+    Fut: Future<Output = http::Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
 {
     let service = service_fn(|request: http::Request<Incoming>| {
         state.begin_request(request.version() < http::Version::HTTP_2);
@@ -122,3 +127,118 @@ pub(super) async fn serve<IO, H, Fut>(
     .await;
 }
 
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::write_deadline::WriteDeadline;
+    use http_body_util::Full;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::sync::Notify;
+
+    const ASK: &[u8] = b"GET /x HTTP/1.1\r\nhost: h\r\n\r\n";
+
+    /// A served connection; the answer to `/x` takes `thinking`.
+    struct Served {
+        client: DuplexStream,
+        closing: Arc<(AtomicBool, Notify)>,
+        started: Instant,
+    }
+
+    fn served(thinking: Duration) -> Served {
+        let (client, io) = tokio::io::duplex(1024);
+        let closing = Arc::new((AtomicBool::new(false), Notify::new()));
+        let shared = Arc::clone(&closing);
+        tasks::spawn(tasks::Kind::Session, "test_connection", async move {
+            let state = ConnState::new(Duration::from_secs(30));
+            let io = WriteDeadline::new(io, Arc::clone(&state));
+            let mut closed = pin!(shared.1.notified());
+            closed.as_mut().enable();
+            let handler = move |_: ConnHandle, _: http::Request<Incoming>| async move {
+                tokio::time::sleep(thinking).await;
+                http::Response::new(Full::new(Bytes::from_static(b"done")))
+            };
+            serve(io, state, &builder(), &handler, closed, || shared.0.load(Ordering::SeqCst)).await;
+        });
+        Served { client, closing, started: Instant::now() }
+    }
+
+    impl Served {
+        async fn to_the_end(&mut self) -> (String, u64) {
+            let mut text = String::new();
+            self.client.read_to_string(&mut text).await.unwrap();
+            (text, self.started.elapsed().as_secs())
+        }
+
+        async fn one_answer(&mut self) {
+            let mut text = Vec::new();
+            while !text.ends_with(b"done") {
+                assert_ne!(self.client.read_buf(&mut text).await.unwrap(), 0);
+            }
+        }
+
+        fn close(&self) {
+            self.closing.0.store(true, Ordering::SeqCst);
+            self.closing.1.notify_waiters();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_never_ends_is_given_30_seconds() {
+        for begun in [&b""[..], b"P", b"GET / HTTP/1.1\r\nhost: h\r\nx-"] {
+            let mut c = served(Duration::ZERO);
+            c.client.write_all(begun).await.unwrap();
+            assert_eq!(c.to_the_end().await.1, 30, "{begun:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_is_closed_after_minutes_not_seconds() {
+        let mut c = served(Duration::ZERO);
+        c.client.write_all(ASK).await.unwrap();
+        c.one_answer().await;
+        let (rest, after) = c.to_the_end().await;
+        assert_eq!(rest, "");
+        assert!((150..=210).contains(&after), "{after}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_takes_an_hour_is_answered() {
+        let mut c = served(Duration::from_secs(3600));
+        c.client.write_all(ASK).await.unwrap();
+        let (text, after) = c.to_the_end().await;
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("done"), "{text}");
+        assert_eq!(after, 3600);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closing_ends_an_idle_connection_at_once_and_a_busy_one_after_its_answer() {
+        let mut fresh = served(Duration::ZERO);
+        tokio::task::yield_now().await;
+        fresh.close();
+        assert_eq!(fresh.to_the_end().await, (String::new(), 0));
+
+        let mut idle = served(Duration::ZERO);
+        idle.client.write_all(ASK).await.unwrap();
+        idle.one_answer().await;
+        idle.close();
+        assert_eq!(idle.to_the_end().await, (String::new(), 0));
+
+        let mut busy = served(Duration::from_secs(60));
+        busy.client.write_all(ASK).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        busy.close();
+        let (text, after) = busy.to_the_end().await;
+        assert!(text.contains("connection: close\r\n") && text.ends_with("done"), "{text}");
+        assert_eq!(after, 60);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_half_closed_client_has_left() {
+        let mut c = served(Duration::from_secs(60));
+        c.client.write_all(ASK).await.unwrap();
+        c.client.shutdown().await.unwrap();
+        assert_eq!(c.to_the_end().await, (String::new(), 0));
+    }
+}

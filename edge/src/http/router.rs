@@ -3,6 +3,7 @@
 //! A match by hand: the data plane is measured, and its way from the socket to its handler is two prefix tests. What
 //! every answer has in common is here: ids, a panic that ends one request only, the end of a connection on drain.
 
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,21 +29,24 @@ const GET: &str = "GET, HEAD, OPTIONS";
 pub async fn serve(app: Arc<App>, conn: ConnHandle, request: Request<Incoming>) -> Answer {
     let id = RequestId::of(request.headers());
     let version = request.version();
-    let routed = AssertUnwindSafe(route(&app, &id, conn, request)).catch_unwind().await;
-    finish(&app, &id, version, routed)
+    guarded(&app, &id, version, route(&app, &id, conn, request)).await
 }
 
 /// The listener of `server.metrics_listen`: no keys, nothing but health and metrics.
 pub async fn serve_metrics(app: Arc<App>, request: Request<Incoming>) -> Answer {
     let id = RequestId::of(request.headers());
     let version = request.version();
-    let open = async { operational(&app, request.uri().path(), request.method(), |app| health::metrics(app)) };
-    let routed = AssertUnwindSafe(open).catch_unwind().await;
-    finish(&app, &id, version, routed.map(|a| a.unwrap_or_else(|| answer::not_found(request.uri().path()).into_response())))
+    let open = async {
+        let path = request.uri().path();
+        operational(&app, path, request.method(), health::metrics)
+            .unwrap_or_else(|| answer::not_found(path).into_response())
+    };
+    guarded(&app, &id, version, open).await
 }
 
-fn finish(app: &App, id: &RequestId, version: Version, routed: std::thread::Result<Answer>) -> Answer {
-    let mut response = routed.unwrap_or_else(|_| {
+/// What every answer goes through.
+async fn guarded(app: &App, id: &RequestId, version: Version, routed: impl Future<Output = Answer>) -> Answer {
+    let mut response = AssertUnwindSafe(routed).catch_unwind().await.unwrap_or_else(|_| {
         app.metrics.panics.inc();
         tracing::error!(request_id = %id, "a request panicked");
         ApiError::new(ErrorKind::InternalError, "The gateway failed to handle this request.").into_response()
@@ -69,12 +73,12 @@ async fn route(app: &Arc<App>, id: &RequestId, conn: ConnHandle, mut request: Re
     if let Some(rest) = path.strip_prefix("/api/v1/") {
         return admin::route(app, rest, &request);
     }
-    let guarded = |app: &App| {
+    let with_role = |app: &App| {
         app.keys.authenticate(request.headers())?.require(Role::Metrics)?;
         health::metrics(app)
     };
     let on_main = |path: &str| path != "/metrics" || app.settings.server.metrics_listen.is_none();
-    operational(app, path, request.method(), guarded)
+    operational(app, path, request.method(), with_role)
         .filter(|_| on_main(path))
         .unwrap_or_else(|| answer::not_found(path).into_response())
 }

@@ -8,17 +8,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body::Body;
 use hyper::body::Incoming;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
-use super::connection;
+use super::connection::{self, BoxError};
 use super::write_deadline::{ConnState, WriteDeadline};
 use crate::drain::Drain;
-use crate::gate::GateBody;
 use crate::tasks;
 
 /// Connections that wait to be accepted; a burst of clients after a restart must not be refused.
@@ -81,10 +82,12 @@ impl Running {
 ///
 /// When `drain` starts, idle connections are closed and busy ones after their response; the listener stays open so that
 /// `/readyz` can be read.
-pub fn start<H, Fut>(listener: TcpListener, options: Options, drain: Drain, handler: H) -> Running
+pub fn start<H, Fut, B>(listener: TcpListener, options: Options, drain: Drain, handler: H) -> Running
 where
     H: Fn(ConnHandle, Request<Incoming>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Response<GateBody>> + Send + 'static,
+    Fut: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
 {
     let connections = TaskTracker::new();
     let tracker = connections.clone();
@@ -145,16 +148,18 @@ struct Server<H> {
     closed: Notify,
 }
 
-impl<H, Fut> Server<H>
-where
-    H: Fn(ConnHandle, Request<Incoming>) -> Fut,
-    Fut: Future<Output = Response<GateBody>> + Send + 'static,
-{
+impl<H> Server<H> {
     fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
     }
 
-    async fn serve(&self, stream: TcpStream) {
+    async fn serve<Fut, B>(&self, stream: TcpStream)
+    where
+        H: Fn(ConnHandle, Request<Incoming>) -> Fut,
+        Fut: Future<Output = Response<B>> + Send + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         // Neither option is worth a connection.
         let _ = stream.set_nodelay(true);
         set_low_water(&stream);
@@ -183,4 +188,135 @@ fn set_low_water(stream: &TcpStream) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = stream;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt, Empty, Full};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use std::sync::atomic::AtomicUsize;
+    use tokio::sync::Semaphore;
+
+    struct Site {
+        addr: SocketAddr,
+        /// Answers to `/wait` need a permit.
+        gate: Arc<Semaphore>,
+        arrivals: Arc<AtomicUsize>,
+        running: Running,
+    }
+
+    fn server(drain: &Drain, tls: Option<Arc<rustls::ServerConfig>>) -> Site {
+        let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let gate = Arc::new(Semaphore::new(0));
+        let arrivals = Arc::new(AtomicUsize::new(0));
+        let shared = (Arc::clone(&gate), Arc::clone(&arrivals));
+        let options = Options { tls, write_timeout: Duration::from_secs(30) };
+        let running = start(listener, options, drain.clone(), move |_, request| {
+            shared.1.fetch_add(1, Ordering::SeqCst);
+            let gate = Arc::clone(&shared.0);
+            async move {
+                if request.uri().path() == "/wait" {
+                    gate.acquire().await.unwrap().forget();
+                }
+                Response::new(Full::new(Bytes::from(format!("{:?}", request.version()))))
+            }
+        });
+        Site { addr, gate, arrivals, running }
+    }
+
+    type Sender1 = hyper::client::conn::http1::SendRequest<Empty<Bytes>>;
+
+    async fn http1(addr: SocketAddr) -> (Sender1, tokio::task::JoinHandle<()>) {
+        let io = TokioIo::new(TcpStream::connect(addr).await.unwrap());
+        let (sender, conn) = hyper::client::conn::http1::handshake(io).await.unwrap();
+        let ended = tasks::spawn(tasks::Kind::Session, "client", async move {
+            let _ = conn.await;
+        });
+        (sender, ended)
+    }
+
+    fn get(path: &str) -> Request<Empty<Bytes>> {
+        Request::get(format!("http://h{path}")).header("host", "h").body(Empty::new()).unwrap()
+    }
+
+    async fn text(response: Response<Incoming>) -> String {
+        String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn both_versions_are_spoken_on_one_port() {
+        let Site { addr, .. } = server(&Drain::default(), None);
+        let (mut one, _) = http1(addr).await;
+        assert_eq!(text(one.send_request(get("/")).await.unwrap()).await, "HTTP/1.1");
+        let io = TokioIo::new(TcpStream::connect(addr).await.unwrap());
+        let (mut two, conn) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+        tasks::spawn(tasks::Kind::Session, "client", async move {
+            let _ = conn.await;
+        });
+        assert_eq!(text(two.send_request(get("/")).await.unwrap()).await, "HTTP/2.0");
+    }
+
+    #[tokio::test]
+    async fn a_drain_waits_for_what_runs_and_still_answers_newcomers() {
+        let drain = Drain::default();
+        let Site { addr, gate, arrivals, running } = server(&drain, None);
+        let (mut idle, idle_ended) = http1(addr).await;
+        text(idle.send_request(get("/")).await.unwrap()).await;
+        let (mut busy, busy_ended) = http1(addr).await;
+        let mut waiting = std::pin::pin!(busy.send_request(get("/wait")));
+        let arrived = async {
+            while arrivals.load(Ordering::SeqCst) < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            _ = &mut waiting => panic!("answered without a permit"),
+            () = arrived => {}
+        }
+
+        drain.start();
+        idle_ended.await.unwrap();
+        let (mut late, _late_ended) = http1(addr).await;
+        assert_eq!(text(late.send_request(get("/")).await.unwrap()).await, "HTTP/1.1");
+        let mut drained = std::pin::pin!(running.drained());
+        assert!(futures_util::poll!(drained.as_mut()).is_pending(), "a request is still running");
+        gate.add_permits(1);
+        assert_eq!(text(waiting.await.unwrap()).await, "HTTP/1.1");
+        busy_ended.await.unwrap();
+        // The late connection is open and does not count.
+        drained.await;
+    }
+
+    #[tokio::test]
+    async fn tls_negotiates_http2() {
+        let made = rcgen::generate_simple_self_signed(vec![String::from("localhost")]).unwrap();
+        let tls = super::super::tls::server_config(
+            &made.cert.pem(),
+            &made.signing_key.serialize_pem(),
+            None,
+            super::super::tls::Alpn::Http,
+        )
+        .unwrap();
+        let Site { addr, .. } = server(&Drain::default(), Some(tls));
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(made.cert.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let tcp = TcpStream::connect(addr).await.unwrap();
+        let io = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+        let (mut sender, conn) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(io)).await.unwrap();
+        tasks::spawn(tasks::Kind::Session, "client", async move {
+            let _ = conn.await;
+        });
+        assert_eq!(text(sender.send_request(get("/")).await.unwrap()).await, "HTTP/2.0");
+    }
 }
