@@ -1,0 +1,122 @@
+//! Providers of this node: who they are, who has room, and how each adapter is called.
+//!
+//! An adapter turns an `Ask` into a provider's head and body. It decides no retry, no capacity and no terminal: what
+//! it yields goes through `run`.
+
+pub(crate) mod client;
+pub(crate) mod models;
+pub(crate) mod openai;
+pub(crate) mod registry;
+pub(crate) mod scripted;
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Response};
+use iop_shared::config::{ConfigError, ProviderConfig, SecretString, Source};
+use iop_shared::execution::{Endpoint, ProbeOutcome};
+use iop_shared::wire::terminal::NodeError;
+
+use crate::config::Resolver;
+use crate::run::source::HttpSource;
+
+/// A provider's configuration with its secret.
+#[derive(Debug, Clone)]
+pub struct ProviderSettings {
+    pub config: ProviderConfig,
+    /// Sent as `Authorization: Bearer`; never leaves the node.
+    pub api_key: Option<Arc<SecretString>>,
+}
+
+impl ProviderSettings {
+    /// Validates every `[[providers]]` of a file and reads their secrets.
+    ///
+    /// # Errors
+    /// The first rule broken or secret missing, at its key; an id named twice.
+    pub fn resolve_all(
+        configs: Vec<ProviderConfig>,
+        source: &Source,
+        resolver: &impl Resolver,
+    ) -> Result<Vec<Self>, ConfigError> {
+        let mut all: Vec<Self> = Vec::with_capacity(configs.len());
+        for (i, config) in configs.into_iter().enumerate() {
+            let key = format!("providers[{i}]");
+            config.validate(source, &key)?;
+            if all.iter().any(|other| other.config.id == config.id) {
+                return Err(source.error(
+                    &format!("{key}.id"),
+                    format!("provider {:?} is named twice", config.id),
+                ));
+            }
+            let api_key = match &config.api_key {
+                None => None,
+                Some(reference) => {
+                    let at = format!("{key}.api_key");
+                    let secret = reference
+                        .resolve(|n| resolver.env(n), |p| resolver.file(p))
+                        .map_err(|m| source.error(&at, m))?;
+                    if openai::bearer(&secret).is_none() {
+                        return Err(source.error(&at, "holds a byte that no header may carry"));
+                    }
+                    Some(Arc::new(secret))
+                }
+            };
+            all.push(Self { config, api_key });
+        }
+        Ok(all)
+    }
+}
+
+/// One request to a provider: the client's own, already without what may not travel.
+pub(crate) struct Ask {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) method: Method,
+    /// Path and query below `/v1/`; `None`: the endpoint's own.
+    pub(crate) path: Option<String>,
+    pub(crate) target: String,
+    pub(crate) headers: HeaderMap,
+    /// The client's `Accept-Encoding`.
+    pub(crate) accept_encoding: Option<HeaderValue>,
+    pub(crate) body: client::SendBody,
+}
+
+/// How a provider is reached.
+pub(crate) enum Backend {
+    Http(openai::HttpProvider),
+    Scripted(scripted::Scripted),
+}
+
+impl Backend {
+    /// Calls the provider; resolves at its head.
+    pub(crate) async fn call(&self, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
+        match self {
+            Backend::Http(p) => p.call(ask).await,
+            Backend::Scripted(s) => s.call(ask).await,
+        }
+    }
+
+    /// Asks whether exactly this target is served; unbounded in time, the caller bounds it.
+    pub(crate) async fn probe(&self, target: &str) -> ProbeOutcome {
+        match self {
+            Backend::Http(p) => p.probe(target).await,
+            Backend::Scripted(s) => s.probe(target).await,
+        }
+    }
+}
+
+/// What a provider says after its head.
+pub(crate) enum ProviderBody {
+    Http(HttpSource),
+    Scripted(scripted::ScriptBody),
+}
+
+impl ProviderBody {
+    /// The next bytes; `None` is the provider's own proper end.
+    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, NodeError>>> {
+        match self {
+            ProviderBody::Http(b) => b.poll_data(cx),
+            ProviderBody::Scripted(b) => b.poll_data(cx),
+        }
+    }
+}

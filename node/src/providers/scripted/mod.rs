@@ -1,0 +1,218 @@
+//! A provider that needs no model (design §4): answers like an OpenAI server and misbehaves as configured.
+//!
+//! `plan` decides what happens in which order (pure); this shell waits, sends and goes silent. Behaviour comes from
+//! the target's script, never from client fields.
+
+mod chat;
+mod plan;
+mod responses;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::{Method, Response};
+use http_body_util::{BodyExt, Limited};
+use iop_shared::config::{ProbeScript, ProviderConfig, Script, Targets};
+use iop_shared::execution::{FailureCode, ProbeOutcome};
+use iop_shared::wire::terminal::NodeError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+
+use super::{Ask, ProviderBody};
+use crate::tasks::{self, Kind};
+use plan::{Facts, Head, Step};
+
+/// The same as an edge takes from a client by default.
+const MAX_BODY: usize = 64 << 20;
+/// How long a stalled engine that ignores its caller's leaving stays busy: without a bound it would be lost for good.
+const STALLED_ENGINE: Duration = Duration::from_secs(10);
+
+struct Model {
+    script: Script,
+    attempts: AtomicU32,
+}
+
+/// The scripted provider.
+pub(crate) struct Scripted {
+    models: BTreeMap<String, Model>,
+    /// What does the work: as many requests at once as the provider has places.
+    engine: Arc<Semaphore>,
+}
+
+impl Scripted {
+    pub(crate) fn new(config: &ProviderConfig) -> Self {
+        let mut models: BTreeMap<String, Model> = BTreeMap::new();
+        let model = |script: Script| Model {
+            script,
+            attempts: AtomicU32::new(0),
+        };
+        for (name, script) in config.script.iter().flatten() {
+            models.insert(name.clone(), model(script.clone()));
+        }
+        if let Some(Targets::List(list)) = &config.targets {
+            for name in list {
+                models
+                    .entry(name.clone())
+                    .or_insert_with(|| model(Script::default()));
+            }
+        }
+        Self {
+            models,
+            engine: Arc::new(Semaphore::new(config.capacity as usize)),
+        }
+    }
+
+    pub(crate) async fn call(&self, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
+        let steps;
+        let mut ignores_cancel = false;
+        match (self.models.get(&ask.target), plan::api(ask.endpoint)) {
+            (Some(model), Some(api)) if ask.method == Method::POST && ask.path.is_none() => {
+                let body = Limited::new(ask.body, MAX_BODY)
+                    .collect()
+                    .await
+                    .map_err(|_| {
+                        NodeError::new(FailureCode::InvalidRequest, "the request's body ended early")
+                    })?
+                    .to_bytes();
+                let attempt = model.attempts.fetch_add(1, Ordering::Relaxed);
+                let created = SystemTime::now()
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .map_or(0, |d| d.as_secs());
+                let facts = Facts {
+                    target: &ask.target,
+                    id: uuid::Uuid::now_v7(),
+                    created,
+                    attempt,
+                };
+                steps = plan::make(api, &model.script, &body, &facts);
+                ignores_cancel = model.script.ignores_cancel;
+            }
+            _ => steps = plan::not_served(),
+        }
+        // A closed semaphore does not happen: nothing closes it.
+        let place = Arc::clone(&self.engine)
+            .acquire_owned()
+            .await
+            .map_err(|_| NodeError::new(FailureCode::Internal, "the scripted engine is closed"))?;
+        let mut work = Work {
+            steps,
+            sleep: None,
+            ignores_cancel,
+            place: Some(place),
+        };
+        let head = std::future::poll_fn(|cx| work.poll_head(cx)).await;
+        let mut response = Response::new(ProviderBody::Scripted(ScriptBody(work)));
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head.headers;
+        Ok(response)
+    }
+
+    pub(crate) async fn probe(&self, target: &str) -> ProbeOutcome {
+        let Some(model) = self.models.get(target) else {
+            return ProbeOutcome::Unavailable;
+        };
+        match model.script.probe {
+            ProbeScript::Available => ProbeOutcome::Available,
+            ProbeScript::Missing => ProbeOutcome::Unavailable,
+            ProbeScript::Refuse => ProbeOutcome::Error,
+            ProbeScript::Hang => std::future::pending().await,
+        }
+    }
+}
+
+/// A plan under way, and the place that it holds in the engine.
+struct Work {
+    steps: VecDeque<Step>,
+    sleep: Option<Pin<Box<Sleep>>>,
+    ignores_cancel: bool,
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Work {
+    fn poll_wait(&mut self, cx: &mut Context<'_>, wait: Duration) -> Poll<()> {
+        let sleep = self
+            .sleep
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(wait)));
+        std::task::ready!(sleep.as_mut().poll(cx));
+        self.sleep = None;
+        self.steps.pop_front();
+        Poll::Ready(())
+    }
+
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Head> {
+        loop {
+            match self.steps.front() {
+                Some(Step::Wait(wait)) => {
+                    let wait = *wait;
+                    std::task::ready!(self.poll_wait(cx, wait));
+                }
+                Some(Step::Head(_)) => {
+                    if let Some(Step::Head(head)) = self.steps.pop_front() {
+                        return Poll::Ready(head);
+                    }
+                }
+                // A plan has a head before any data; without one it is silent, as a stalled provider is.
+                Some(Step::Stall | Step::Cut | Step::Data(_)) | None => return Poll::Pending,
+            }
+        }
+    }
+
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, NodeError>>> {
+        loop {
+            match self.steps.front() {
+                Some(Step::Wait(wait)) => {
+                    let wait = *wait;
+                    std::task::ready!(self.poll_wait(cx, wait));
+                }
+                Some(Step::Stall) => return Poll::Pending,
+                Some(Step::Cut) => {
+                    self.steps.clear();
+                    let text = "the provider hung up before its answer ended";
+                    return Poll::Ready(Some(Err(NodeError::new(FailureCode::ProviderCut, text))));
+                }
+                Some(Step::Head(_) | Step::Data(_)) => {
+                    if let Some(Step::Data(data)) = self.steps.pop_front() {
+                        return Poll::Ready(Some(Ok(data)));
+                    }
+                }
+                None => {
+                    self.place = None;
+                    return Poll::Ready(None);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        if !self.ignores_cancel || self.steps.is_empty() || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let left = self.steps.iter().fold(Duration::ZERO, |sum, step| match step {
+            Step::Wait(wait) => sum.saturating_add(*wait),
+            Step::Stall => sum.saturating_add(STALLED_ENGINE),
+            Step::Head(_) | Step::Data(_) | Step::Cut => sum,
+        });
+        tasks::spawn(Kind::Session, "engine", async move {
+            tokio::time::sleep(left).await;
+            drop(place);
+        });
+    }
+}
+
+/// A scripted answer's body.
+pub(crate) struct ScriptBody(Work);
+
+impl ScriptBody {
+    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, NodeError>>> {
+        self.0.poll_data(cx)
+    }
+}
