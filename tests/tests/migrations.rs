@@ -1,0 +1,244 @@
+//! The migrations, applied by the databases themselves: SQLite as Python carries it, and a PostgreSQL of its own.
+//! Both stores must refuse the same rows.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use iop_tests::process::Process;
+use iop_tests::{eventually, run};
+use tempfile::TempDir;
+
+fn migrations(store: &str) -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../migrations")
+        .join(store);
+    let mut found: Vec<(String, String)> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|file| {
+            let path = file.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            (name, std::fs::read_to_string(path).unwrap())
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn both_stores_have_the_same_steps_in_one_unbroken_row() {
+    let names = |store| {
+        migrations(store)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names("sqlite"), names("postgres"));
+    for (n, name) in names("sqlite").iter().enumerate() {
+        assert!(
+            name.starts_with(&format!("{:04}_", n + 1)) && name.ends_with(".sql"),
+            "{name}"
+        );
+    }
+}
+
+/// Runs a command with SQL on its input.
+fn pipe(command: &mut Command, sql: &str) -> Result<String, String> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    child.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+fn sqlite(file: &Path, sql: &str) -> Result<String, String> {
+    const RUN: &str = "\
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+sql = sys.stdin.read()
+if sql.startswith('SELECT'):
+    print(db.execute(sql).fetchone()[0])
+else:
+    db.executescript(sql)
+";
+    pipe(Command::new("python3").args(["-c", RUN]).arg(file), sql)
+}
+
+/// A PostgreSQL that listens on a socket in its own folder only.
+struct Postgres {
+    dir: TempDir,
+    process: Process,
+}
+
+impl Postgres {
+    fn program(name: &str) -> PathBuf {
+        let mut versions: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql")
+            .expect("PostgreSQL is installed (Debian: postgresql)")
+            .map(|v| v.unwrap().path().join("bin").join(name))
+            .filter(|p| p.is_file())
+            .collect();
+        versions.sort();
+        versions.pop().expect("a server version")
+    }
+
+    /// PostgreSQL refuses to run as root.
+    fn unprivileged(dir: &Path) -> Vec<String> {
+        let root =
+            std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
+        if !root {
+            return vec!["env".to_owned()];
+        }
+        let chown = Command::new("chown").arg("nobody:nogroup").arg(dir).status();
+        assert!(chown.is_ok_and(|s| s.success()));
+        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+            .map(str::to_owned)
+            .to_vec()
+    }
+
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().to_str().unwrap().to_owned();
+        let prefix = Self::unprivileged(dir.path());
+        let data = format!("{place}/data");
+        let made = Command::new(&prefix[0])
+            .args(&prefix[1..])
+            .arg(Self::program("initdb"))
+            .args([
+                "-D",
+                &data,
+                "-U",
+                "iop",
+                "--auth=trust",
+                "--no-sync",
+                "--locale=C.UTF-8",
+            ])
+            .current_dir("/")
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let server = Self::program("postgres");
+        let mut args: Vec<&str> = prefix[1..].iter().map(String::as_str).collect();
+        args.extend([server.to_str().unwrap(), "-D", &data, "-k", &place]);
+        args.extend(["-c", "listen_addresses=", "-c", "fsync=off"]);
+        let process = Process::spawn(
+            "postgres",
+            Path::new(&program_in_path(&prefix[0])),
+            &args,
+            &[],
+            Path::new("/"),
+        );
+        let postgres = Self { dir, process };
+        eventually("PostgreSQL answers", Duration::from_secs(20), || async {
+            postgres.sql("SELECT 1")
+        })
+        .await;
+        postgres
+    }
+
+    fn sql(&self, sql: &str) -> Result<String, String> {
+        let mut psql = Command::new("psql");
+        psql.args([
+            "-X",
+            "-q",
+            "-A",
+            "-t",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-U",
+            "iop",
+            "-d",
+            "postgres",
+            "-h",
+        ]);
+        pipe(psql.arg(self.dir.path()), sql)
+    }
+
+    /// An orderly end, so that nothing of it outlives the test.
+    async fn stop(mut self) {
+        self.process.signal("INT");
+        self.process.exit(Duration::from_secs(20)).await;
+    }
+}
+
+fn program_in_path(name: &str) -> String {
+    let path = std::env::var("PATH").unwrap();
+    path.split(':')
+        .map(|dir| format!("{dir}/{name}"))
+        .find(|file| Path::new(file).is_file())
+        .unwrap_or_else(|| panic!("{name} is not installed"))
+}
+
+/// The rules of `definitions`, the same in both stores.
+fn definitions_hold(store: &str, sql: &dyn Fn(&str) -> Result<String, String>) {
+    let digest = "0123456789abcdef".repeat(4);
+    let row = |kind: &str, name: &str, version: i64, digest: &str, body: &str| {
+        format!(
+            "INSERT INTO definitions (kind, name, version, digest, body, created_at) \
+             VALUES ('{kind}', '{name}', {version}, '{digest}', '{body}', 1767225600000);"
+        )
+    };
+    let body = r#"{ "b": 1,  "a": [] }"#;
+    for good in [
+        row("agent", "deployer", 1, &digest, body),
+        row("agent", "deployer", 2, &digest, "{}"),
+        row("flow", "deployer", 1, &digest, "{}"),
+        row("trigger", "user-created", 1, &digest, "{}"),
+    ] {
+        sql(&good).unwrap_or_else(|e| panic!("{store} refused {good}: {e}"));
+    }
+    for bad in [
+        row("agent", "deployer", 2, &digest, "{}"),
+        row("agents", "a", 1, &digest, "{}"),
+        row("agent", "", 1, &digest, "{}"),
+        row("agent", "a", 0, &digest, "{}"),
+        row("agent", "a", 1, &digest[1..], "{}"),
+        row("agent", "a", 1, &digest.to_uppercase(), "{}"),
+        row("agent", "a", 1, &digest, "{"),
+        "INSERT INTO definitions (kind, name, version) VALUES ('agent', 'a', 1);".to_owned(),
+    ] {
+        assert!(sql(&bad).is_err(), "{store} accepted {bad}");
+    }
+    let change = "UPDATE definitions SET body = '{}' WHERE name = 'deployer';";
+    let refused = sql(change).expect_err("a definition is never changed");
+    assert!(refused.contains("immutable"), "{store}: {refused}");
+    let stored = "SELECT body FROM definitions WHERE kind = 'agent' AND name = 'deployer' AND version = 1";
+    assert_eq!(sql(stored).as_deref(), Ok(body), "{store}: byte for byte");
+    assert_eq!(
+        sql("SELECT count(*) FROM definitions").as_deref(),
+        Ok("4"),
+        "{store}"
+    );
+}
+
+#[test]
+fn sqlite_takes_every_step_and_keeps_definitions_immutable() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("iop.db");
+    for (name, step) in migrations("sqlite") {
+        sqlite(&file, &format!("BEGIN;\n{step}\nCOMMIT;")).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    definitions_hold("sqlite", &|sql| sqlite(&file, sql));
+}
+
+#[test]
+fn postgres_takes_every_step_and_keeps_definitions_immutable() {
+    run(60, async {
+        let postgres = Postgres::start().await;
+        for (name, step) in migrations("postgres") {
+            postgres
+                .sql(&format!("BEGIN;\n{step}\nCOMMIT;"))
+                .unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+        definitions_hold("postgres", &|sql| postgres.sql(sql));
+        postgres.stop().await;
+    });
+}
