@@ -8,12 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use iop_node::ProviderSettings;
 use iop_shared::config::{ByteSize, ConfigError, Period, SecretRef, SecretString, Source, TlsConfig};
 
 use super::file::{EdgeFile, EjectionFile, GateFile, LinkFile, QueueFile, RunsFile, ServerFile, StoreFile};
 use super::settings::{
-    EjectionSettings, GateSettings, LinkSettings, ProviderSettings, QueueSettings, RunsSettings, ServerSettings,
-    Settings, StoreUrl,
+    EjectionSettings, GateSettings, LinkSettings, QueueSettings, RunsSettings, ServerSettings, Settings, StoreUrl,
 };
 use super::{keys, models};
 use crate::http::tls::{self, Alpn};
@@ -106,7 +106,7 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
         .enumerate()
         .map(|(i, config)| {
             let api_key = config.api_key.as_ref().map(|r| site.secret(&format!("providers[{i}].api_key"), r)).transpose()?;
-            Ok(ProviderSettings { config, api_key })
+            Ok(ProviderSettings { config, api_key: api_key.map(Arc::new) })
         })
         .collect::<Checked<Vec<_>>>()?;
     Ok(Settings {

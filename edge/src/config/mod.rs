@@ -17,7 +17,7 @@ pub use build::World;
 pub use keys::{digest, hex, is_key_name};
 pub use settings::{
     Digest, EjectionSettings, GateSettings, KeySettings, LinkSettings, ModelFilter, ModelPattern, OnNodeLost,
-    Priority, ProviderSettings, QueueSettings, Role, Roles, RunsSettings, ServerSettings, Settings, StoreUrl,
+    Priority, QueueSettings, Role, Roles, RunsSettings, ServerSettings, Settings, StoreUrl,
 };
 
 /// The configuration of an edge that was told nothing: scripted models on loopback.

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use iop_shared::config::{ProviderConfig, SecretString, TelemetryConfig};
+use iop_node::ProviderSettings;
+use iop_shared::config::{SecretString, TelemetryConfig};
 use iop_shared::label_enum;
 
 use crate::pool::Model;
@@ -167,13 +168,6 @@ pub struct QueueSettings {
     /// Waiting requests per model; 0: nobody waits.
     pub max_depth: usize,
     pub max_wait: Duration,
-}
-
-/// One provider of the embedded node.
-pub struct ProviderSettings {
-    pub config: ProviderConfig,
-    /// What `config.api_key` refers to.
-    pub api_key: Option<SecretString>,
 }
 
 /// `[runs]`.

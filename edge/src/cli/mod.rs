@@ -1,0 +1,82 @@
+//! The command line (design §5): what was asked for, and which configuration is meant. Exit 0 done, 1 refused, 2 usage.
+
+mod check;
+mod keys;
+mod serve;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use iop_edge::config::{DEMO, Settings, World};
+use iop_shared::config::ConfigError;
+
+/// Read when `--config` is not given and it is there.
+const DEFAULT_FILE: &str = "edge.toml";
+
+/// One URL in front of every model: OpenAI's API for clients, nodes that dial in behind it.
+///
+/// Without a command it serves: the file given, else ./edge.toml, else a demonstration with scripted models.
+#[derive(Debug, Parser)]
+#[command(name = "iop-edge", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// The configuration.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Says whether a configuration would start, without starting anything.
+    Check {
+        /// The configuration.
+        #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
+        config: PathBuf,
+    },
+    /// Makes API keys.
+    #[command(subcommand)]
+    Keys(keys::Keys),
+}
+
+/// Does what the command line says.
+pub(crate) fn run() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.command {
+        Some(Command::Check { config }) => check::run(&config),
+        Some(Command::Keys(keys)) => keys::run(&keys),
+        None => serve::run(cli.config.as_deref()),
+    }
+}
+
+/// The configuration to serve, and whether it is the demonstration.
+fn chosen(config: Option<&Path>) -> Result<(Settings, bool), ConfigError> {
+    let default = Path::new(DEFAULT_FILE);
+    match config.or_else(|| default.exists().then_some(default)) {
+        Some(path) => Ok((Settings::load(path)?, false)),
+        None => Ok((Settings::parse("demo.toml", DEMO, &World::real())?, true)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    #[test]
+    fn the_command_line_holds_together() {
+        Cli::command().debug_assert();
+        let parse = |args: &[&str]| Cli::try_parse_from(std::iter::once(&"iop-edge").chain(args));
+        assert!(parse(&[]).is_ok_and(|c| c.config.is_none() && c.command.is_none()));
+        assert!(parse(&["--config", "a"]).is_ok_and(|c| c.config.as_deref() == Some(Path::new("a"))));
+        assert!(parse(&["check"]).is_ok());
+        assert!(parse(&["check", "--config", "a"]).is_ok());
+        assert!(parse(&["keys", "new", "ci", "--roles", "inference,metrics"]).is_ok());
+        for bad in [&["runs"][..], &["keys"], &["keys", "new"], &["keys", "new", "a b"], &["keys", "new", "a", "--roles", "king"], &["--port", "1"]] {
+            let e = parse(bad).unwrap_err();
+            assert!(e.exit_code() == 2 || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, "{bad:?}");
+        }
+    }
+}
