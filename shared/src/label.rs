@@ -14,22 +14,22 @@ pub trait Label: Copy + 'static {
 /// strict parsing, and serde as the word.
 #[macro_export]
 macro_rules! label_enum {
-    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$vmeta:meta])* $variant:ident => $word:literal),+ $(,)? }) => {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident { $($(#[$vmeta:meta])* $variant:ident => $word:literal),+ $(,)? }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum $name { $($(#[$vmeta])* $variant),+ }
+        $vis enum $name { $($(#[$vmeta])* $variant),+ }
 
         impl $name {
             /// Every word of the list, in declaration order.
-            pub const ALL: &'static [$name] = &[$($name::$variant),+];
+            $vis const ALL: &'static [$name] = &[$($name::$variant),+];
 
             /// The word, as in labels, logs and on the wire.
-            pub const fn as_str(self) -> &'static str {
+            $vis const fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $word),+ }
             }
 
             /// The value of a word of the list.
-            pub fn parse(word: &str) -> Option<Self> {
+            $vis fn parse(word: &str) -> Option<Self> {
                 match word { $($word => Some($name::$variant),)+ _ => None }
             }
         }
@@ -69,7 +69,7 @@ macro_rules! label_enum {
 mod tests {
     label_enum! {
         /// Two words.
-        pub enum Pair { One => "one", Two => "two" }
+        enum Pair { One => "one", Two => "two" }
     }
 
     #[test]

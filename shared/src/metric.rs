@@ -125,8 +125,8 @@ mod tests {
     use super::*;
     use prometheus::core::Collector;
 
-    crate::label_enum! { pub enum A { X => "x", Y => "y" } }
-    crate::label_enum! { pub enum B { One => "1", Two => "2", Three => "3" } }
+    crate::label_enum! { enum A { X => "x", Y => "y" } }
+    crate::label_enum! { enum B { One => "1", Two => "2", Three => "3" } }
 
     #[test]
     fn every_combination_exists_and_has_its_own_place() {

@@ -63,7 +63,7 @@ fn response(
     })
 }
 
-fn event(kind: &str, sequence_number: u64, response: serde_json::Value) -> Bytes {
+fn event(kind: &str, sequence_number: u64, response: &serde_json::Value) -> Bytes {
     let data = json!({ "type": kind, "sequence_number": sequence_number, "response": response });
     Bytes::from(format!("event: {kind}\ndata: {data}\n\n"))
 }

@@ -9,6 +9,14 @@ use serde_json::value::RawValue;
 use super::{CommittedFacts, Dialect, EventKind, InBandError, TerminalKind, may_hold_error};
 use crate::openai::usage::Usage;
 
+/// Reads a JSON object; serde would read a struct from an array as well.
+fn object<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Option<T> {
+    data.trim_ascii_start()
+        .starts_with(b"{")
+        .then(|| serde_json::from_slice(data).ok())
+        .flatten()
+}
+
 /// A chat or completions chunk.
 #[derive(Deserialize)]
 pub(super) struct ChatChunk<'a> {
@@ -51,13 +59,16 @@ struct Delta<'a> {
     audio: Option<&'a RawValue>,
 }
 
-/// Neither absent nor `""`, `[]`, `{}`, `null`.
+/// Neither absent nor `null`, `""`, `[]`, `{}`.
 fn holds(raw: Option<&RawValue>) -> bool {
-    raw.is_some_and(|r| {
-        let r = r.get();
-        !matches!(r, "null" | "\"\"") && r.bytes().filter(|b| !b.is_ascii_whitespace()).nth(2).is_some()
-            || r.len() < 3 && !matches!(r, "\"\"" | "[]" | "{}")
-    })
+    let Some(raw) = raw.map(RawValue::get) else {
+        return false;
+    };
+    match raw.as_bytes() {
+        b"null" | b"\"\"" => false,
+        [b'[' | b'{', inner @ .., _] => !inner.trim_ascii().is_empty(),
+        _ => true,
+    }
 }
 
 /// JavaScript's truth, as the SDKs judge an `error` member.
@@ -67,7 +78,7 @@ fn truthy(raw: Option<&RawValue>) -> bool {
 
 impl<'a> ChatChunk<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
-        serde_json::from_slice(data).ok()
+        object(data)
     }
 
     fn is_flat_error(&self) -> bool {
@@ -152,7 +163,7 @@ pub(super) struct ResponsesEvent<'a> {
 
 impl<'a> ResponsesEvent<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
-        serde_json::from_slice(data).ok()
+        object(data)
     }
 
     /// Readers dispatch on `type`; the event's name stands in where it is absent.
@@ -245,12 +256,13 @@ fn in_band(member: Option<&RawValue>, data: &[u8]) -> InBandError {
     };
     let object: Object<'_> = serde_json::from_slice(&raw).unwrap_or_default();
     let number = |raw: Option<&RawValue>| raw.and_then(|r| r.get().trim_matches('"').parse::<u16>().ok());
+    let made = member.is_some_and(|m| !m.get().starts_with('{'));
     let status = number(object.status)
         .or_else(|| number(object.code))
         .filter(|s| (400..600).contains(s))
         .or_else(|| {
             let words = [object.code, object.kind].map(|r| r.map_or("", |r| r.get().trim_matches('"')));
-            words.into_iter().find_map(status_of_word)
+            words.into_iter().find_map(status_of_word).filter(|_| !made)
         });
     // An `event: error` of Responses carries code and message at the top, beside its own `type`.
     let flat = member.is_none() && object.kind.is_some_and(|k| k.get() == "\"error\"");
@@ -307,7 +319,7 @@ pub fn error_in_body(dialect: Dialect, body: &[u8]) -> Option<InBandError> {
         #[serde(borrow, default)]
         data: Option<&'a RawValue>,
     }
-    let parsed: Body<'_> = serde_json::from_slice(body).ok()?;
+    let parsed: Body<'_> = object(body)?;
     let object = parsed.object.map(RawValue::get);
     if object == Some("\"error\"") {
         return Some(in_band(parsed.error.filter(|e| e.get().starts_with('{')), body));
@@ -363,5 +375,5 @@ pub fn sequence_number(data: &[u8]) -> Option<u64> {
     struct Numbered {
         sequence_number: Option<u64>,
     }
-    serde_json::from_slice::<Numbered>(data).ok()?.sequence_number
+    object::<Numbered>(data)?.sequence_number
 }

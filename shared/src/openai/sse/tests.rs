@@ -32,7 +32,7 @@ fn scan(chunks: &[&[u8]]) -> Found {
 }
 
 /// The reference: `eventsource-stream`. It panics on a BOM at a chunk's start (byte slicing), so it gets the input without;
-/// it drops events whose data is empty and calls nameless ones `message`.
+/// it drops some events whose data is empty (`data:`) but not others (`data`), and calls nameless ones `message`.
 fn reference(input: &[u8]) -> Vec<Dispatched> {
     let stream = futures_util::stream::iter([Ok::<_, std::convert::Infallible>(
         input.strip_prefix(BOM).unwrap_or(input).to_vec(),
@@ -43,11 +43,12 @@ fn reference(input: &[u8]) -> Vec<Dispatched> {
     events
         .into_iter()
         .map(|e| e.unwrap())
+        .filter(|e| !e.data.is_empty())
         .map(|e| (e.data.into_bytes(), Some(e.event.into_bytes())))
         .collect()
 }
 
-/// Ours in the reference's terms.
+/// Ours in the reference's terms, empty data left out on both sides.
 fn as_reference(found: &Found) -> Vec<Dispatched> {
     let named = |name: &Option<Vec<u8>>| {
         Some(
@@ -205,7 +206,9 @@ proptest! {
     }
 
     #[test]
-    fn it_agrees_with_eventsource_stream(input in stream()) {
+    fn it_agrees_with_eventsource_stream(mut input in stream()) {
+        // It waits for what follows a CR at the very end; a comment line settles that.
+        input.extend_from_slice(b":\n");
         prop_assert_eq!(as_reference(&scan(&[&input])), reference(&input));
     }
 

@@ -1,0 +1,386 @@
+//! The client's body: polled by hyper, it pulls from the node inline; no task and no channel per stream.
+//!
+//! Everything that must happen when it ends or is dropped hangs on the guards inside.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use iop_shared::execution::{AttemptResult, FailureCode, Outcome};
+use iop_shared::openai::event::{Dialect, TerminalKind};
+use tokio::time::Sleep;
+
+use super::closing;
+use super::exchange::{Answer, Attempt, Ended};
+use super::failure::Failure;
+use super::guard::RequestGuard;
+use super::relay::{Closing, Relay, Step};
+use super::source::Pulled;
+use crate::error::ErrorKind;
+use crate::metrics::UsageCompleteness;
+use crate::tasks;
+
+/// The comment that keeps proxies from cutting a silent stream (G21).
+const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
+
+/// After the client's terminal event the provider has this long to end its own message (G22).
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// The answer cannot be completed: hyper closes the connection, so that no client takes it for an end.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the answer broke off")]
+pub struct Aborted;
+
+/// A response body of the data plane.
+pub struct GateBody(Kind);
+
+enum Kind {
+    Full { bytes: Bytes, settle: Option<(RequestGuard, Outcome)> },
+    Live(Box<Live>),
+    Long(Box<Long>),
+    Opened(Box<Opened>),
+}
+
+impl From<Bytes> for GateBody {
+    fn from(bytes: Bytes) -> Self {
+        Self(Kind::Full { bytes, settle: None })
+    }
+}
+
+impl GateBody {
+    /// A complete body; the request is settled when hyper takes it.
+    pub(super) fn full(bytes: Bytes, guard: RequestGuard, outcome: Outcome) -> Self {
+        Self(Kind::Full { bytes, settle: Some((guard, outcome)) })
+    }
+
+    pub(super) fn live(relay: Box<Relay>, attempt: Attempt, guard: RequestGuard, dialect: Dialect, pace: Pace) -> Self {
+        Self(Kind::Live(Box::new(Live::new(relay, attempt, guard, dialect, pace))))
+    }
+
+    pub(super) fn long(prefix: Bytes, attempt: Attempt, guard: RequestGuard, outcome: Outcome, length: Option<u64>) -> Self {
+        Self(Kind::Long(Box::new(Long { prefix, attempt: Some(attempt), guard, outcome, length, sent: 0, broken: false })))
+    }
+
+    pub(super) fn opened(running: Pin<Box<dyn Future<Output = Ended> + Send>>, pace: Pace) -> Self {
+        Self(Kind::Opened(Box::new(Opened { running: Some(running), pace, then: None, greeted: false })))
+    }
+}
+
+impl Body for GateBody {
+    type Data = Bytes;
+    type Error = Aborted;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+        let next = match &mut self.0 {
+            Kind::Full { bytes, settle } => {
+                if let Some((mut guard, outcome)) = settle.take() {
+                    guard.settle(outcome);
+                }
+                let bytes = std::mem::take(bytes);
+                if bytes.is_empty() { Ok(None) } else { Ok(Some(bytes)) }
+            }
+            Kind::Live(live) => ready!(live.poll(cx)),
+            Kind::Long(long) => ready!(long.poll(cx)),
+            Kind::Opened(opened) => ready!(opened.poll(cx)),
+        };
+        Poll::Ready(next.transpose().map(|r| r.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Full { bytes, settle } => bytes.is_empty() && settle.is_none(),
+            Kind::Live(live) => live.is_over(),
+            Kind::Long(_) | Kind::Opened(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Full { bytes, .. } => SizeHint::with_exact(bytes.len() as u64),
+            Kind::Long(long) => long.length.map_or_else(SizeHint::default, |n| SizeHint::with_exact(n - long.sent)),
+            Kind::Live(_) | Kind::Opened(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// When comments go out: after `interval` without a byte towards the client; `None`: never.
+pub(super) struct Pace {
+    interval: Option<Duration>,
+    sleep: Option<Pin<Box<Sleep>>>,
+    last: Instant,
+}
+
+impl Pace {
+    pub(super) fn new(interval: Option<Duration>, now: Instant) -> Self {
+        Self { interval, sleep: None, last: now }
+    }
+
+    /// Ready when a comment is due. The timer is armed on the first wait and moved only when it fires.
+    fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(interval) = self.interval else { return Poll::Pending };
+        loop {
+            let due = self.last + interval;
+            let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due.into())));
+            ready!(sleep.as_mut().poll(cx));
+            if Instant::now() >= due {
+                self.last = Instant::now();
+                sleep.as_mut().reset((self.last + interval).into());
+                return Poll::Ready(());
+            }
+            sleep.as_mut().reset(due.into());
+        }
+    }
+}
+
+/// A committed stream.
+struct Live {
+    relay: Box<Relay>,
+    /// `None` once the provider's part is over.
+    attempt: Option<Attempt>,
+    guard: RequestGuard,
+    dialect: Dialect,
+    pace: Pace,
+    /// A synthesized last event.
+    last_words: Option<Bytes>,
+    aborted: bool,
+}
+
+impl Live {
+    fn new(relay: Box<Relay>, attempt: Attempt, guard: RequestGuard, dialect: Dialect, pace: Pace) -> Self {
+        Self { relay, attempt: Some(attempt), guard, dialect, pace, last_words: None, aborted: false }
+    }
+
+    fn is_over(&self) -> bool {
+        self.attempt.is_none() && !self.relay.has_out() && self.last_words.is_none() && !self.aborted
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Aborted>> {
+        loop {
+            if let Some(kind) = self.relay.terminal()
+                && self.attempt.is_some()
+            {
+                self.end(kind, cx);
+            }
+            if let Some(piece) = self.relay.next_out() {
+                return Poll::Ready(Ok(Some(piece)));
+            }
+            let Some(attempt) = self.attempt.as_mut() else {
+                if std::mem::take(&mut self.aborted) {
+                    return Poll::Ready(Err(Aborted));
+                }
+                return Poll::Ready(Ok(self.last_words.take()));
+            };
+            match attempt.source.poll_pull(cx) {
+                Poll::Ready(Pulled::Data(chunk)) => {
+                    let now = Instant::now();
+                    self.guard.token_gap(self.pace.last, now);
+                    self.pace.last = now;
+                    if let Step::Fail(_) = self.relay.feed(chunk) {
+                        self.close(false, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
+                    }
+                }
+                Poll::Ready(Pulled::Complete) => {
+                    self.close(true, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
+                }
+                Poll::Ready(Pulled::Failed(error)) => match Failure::of_node(&error) {
+                    Failure::Own { error, message, result } => self.close(false, result, error, message),
+                    Failure::Refused(FailureCode::Capacity | FailureCode::Draining)
+                    | Failure::Refused(_)
+                    | Failure::InBand(_) => {
+                        self.close(false, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
+                    }
+                },
+                Poll::Ready(Pulled::Lost) => {
+                    self.close(false, AttemptResult::NodeLost, ErrorKind::NodeLost, LOST);
+                }
+                Poll::Pending => {
+                    ready!(self.pace.poll_due(cx));
+                    if self.relay.between_events() {
+                        return Poll::Ready(Ok(Some(KEEP_ALIVE)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The terminal event went by: the client's message ends now, the provider gets a moment to end its own.
+    fn end(&mut self, kind: TerminalKind, cx: &mut Context<'_>) {
+        let Some(mut attempt) = self.attempt.take() else { return };
+        attempt.guard.settle(AttemptResult::Success);
+        attempt.guard.usage(self.relay.usage(), UsageCompleteness::Complete);
+        let failed = kind == TerminalKind::Failed || self.relay.failed_in_band();
+        self.guard.settle(if failed { Outcome::ProviderError } else { Outcome::Success });
+        loop {
+            match attempt.source.poll_pull(cx) {
+                Poll::Ready(Pulled::Data(_)) => {}
+                Poll::Ready(Pulled::Complete | Pulled::Failed(_) | Pulled::Lost) => return,
+                Poll::Pending => break,
+            }
+        }
+        tasks::spawn(tasks::Kind::Session, "drain_after_terminal", async move {
+            // Too long: dropping the attempt closes the provider's connection.
+            let _ = tokio::time::timeout(DRAIN, async { while let Pulled::Data(_) = attempt.source.pull().await {} }).await;
+        });
+    }
+
+    /// The provider's part is over without a terminal event (G22, G56).
+    fn close(&mut self, clean: bool, result: AttemptResult, error: ErrorKind, message: &'static str) {
+        let Some(mut attempt) = self.attempt.take() else { return };
+        match self.relay.finish(clean) {
+            Ok(Closing::Complete) => {
+                attempt.guard.settle(AttemptResult::Success);
+                attempt.guard.usage(self.relay.usage(), UsageCompleteness::Complete);
+                let failed = self.relay.failed_in_band();
+                self.guard.settle(if failed { Outcome::ProviderError } else { Outcome::Success });
+            }
+            closing @ (Ok(Closing::ErrorEvent | Closing::Abort) | Err(_)) => {
+                attempt.guard.settle(result);
+                attempt.guard.usage(self.relay.usage(), UsageCompleteness::Incomplete);
+                self.guard.settle(match error.outcome() {
+                    Outcome::ResponseStalled => Outcome::ResponseStalled,
+                    Outcome::Success
+                    | Outcome::ClientError
+                    | Outcome::ProviderError
+                    | Outcome::Rejected
+                    | Outcome::ClientCancelled
+                    | Outcome::Incomplete
+                    | Outcome::InternalError => Outcome::Incomplete,
+                });
+                if matches!(closing, Ok(Closing::ErrorEvent)) {
+                    self.last_words = Some(closing::error_event(self.dialect, &self.relay, error, message));
+                } else {
+                    self.aborted = true;
+                }
+            }
+        }
+    }
+}
+
+const CUT: &str = "The provider ended the connection before its answer was complete.";
+const LOST: &str = "The connection to the provider's node was lost.";
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        if let Some(attempt) = &mut self.attempt {
+            attempt.guard.usage(self.relay.usage(), UsageCompleteness::Incomplete);
+        }
+    }
+}
+
+/// A body too large to hold, passed on as it comes.
+struct Long {
+    prefix: Bytes,
+    attempt: Option<Attempt>,
+    guard: RequestGuard,
+    outcome: Outcome,
+    /// The provider's `content-length`.
+    length: Option<u64>,
+    sent: u64,
+    broken: bool,
+}
+
+impl Long {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Aborted>> {
+        if self.broken {
+            return Poll::Ready(Err(Aborted));
+        }
+        if !self.prefix.is_empty() {
+            let piece = std::mem::take(&mut self.prefix);
+            return Poll::Ready(self.pass(piece));
+        }
+        let Some(attempt) = self.attempt.as_mut() else { return Poll::Ready(Ok(None)) };
+        let pulled = ready!(attempt.source.poll_pull(cx));
+        let whole = self.length.is_none_or(|n| n == self.sent);
+        Poll::Ready(match pulled {
+            Pulled::Data(piece) => self.pass(piece),
+            Pulled::Complete if whole => {
+                self.attempt = None;
+                self.guard.settle(self.outcome);
+                Ok(None)
+            }
+            Pulled::Complete | Pulled::Failed(_) | Pulled::Lost => self.breaks(),
+        })
+    }
+
+    /// More bytes than announced cannot be sent: the message is broken as much as with fewer.
+    fn pass(&mut self, piece: Bytes) -> Result<Option<Bytes>, Aborted> {
+        self.sent += piece.len() as u64;
+        if self.length.is_some_and(|n| self.sent > n) { self.breaks() } else { Ok(Some(piece)) }
+    }
+
+    fn breaks(&mut self) -> Result<Option<Bytes>, Aborted> {
+        self.attempt = None;
+        self.broken = true;
+        self.guard.settle(Outcome::Incomplete);
+        Err(Aborted)
+    }
+}
+
+/// A stream opened by keep-alive: comments while the request is still running, then its answer in-band (G53).
+struct Opened {
+    running: Option<Pin<Box<dyn Future<Output = Ended> + Send>>>,
+    pace: Pace,
+    then: Option<Then>,
+    greeted: bool,
+}
+
+enum Then {
+    Live(Box<Live>),
+    Said(Option<Bytes>),
+}
+
+impl Opened {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Aborted>> {
+        if !std::mem::replace(&mut self.greeted, true) {
+            self.pace.last = Instant::now();
+            return Poll::Ready(Ok(Some(KEEP_ALIVE)));
+        }
+        if let Some(running) = &mut self.running {
+            match running.as_mut().poll(cx) {
+                Poll::Pending => {
+                    ready!(self.pace.poll_due(cx));
+                    return Poll::Ready(Ok(Some(KEEP_ALIVE)));
+                }
+                Poll::Ready(ended) => {
+                    self.running = None;
+                    self.then = Some(self.answer(ended));
+                }
+            }
+        }
+        match &mut self.then {
+            Some(Then::Live(live)) => live.poll(cx),
+            Some(Then::Said(words)) => Poll::Ready(Ok(words.take())),
+            None => Poll::Ready(Ok(None)),
+        }
+    }
+
+    fn answer(&self, ended: Ended) -> Then {
+        let Ended { answer, mut guard, dialect, .. } = ended;
+        let words = match answer {
+            Answer::Stream { relay, attempt, .. } => {
+                let pace = Pace::new(self.pace.interval, Instant::now());
+                return Then::Live(Box::new(Live::new(relay, attempt, guard, dialect, pace)));
+            }
+            Answer::Whole { head, body } => {
+                guard.settle(super::exchange::outcome_of_status(head.status));
+                closing::late_answer(dialect, head.status, &body)
+            }
+            Answer::Long { head, prefix, .. } => {
+                guard.settle(super::exchange::outcome_of_status(head.status));
+                closing::late_answer(dialect, head.status, &prefix)
+            }
+            Answer::InBand { status, object } => {
+                guard.settle(super::exchange::outcome_of_status(status));
+                closing::late_object(dialect, &object)
+            }
+            Answer::Own(error) => {
+                guard.settle(error.kind.outcome());
+                closing::late_error(dialect, error.kind, &error.message)
+            }
+        };
+        Then::Said(Some(words))
+    }
+}

@@ -1,0 +1,98 @@
+//! What must happen on every exit, armed before the first await: exactly one outcome per request, one result per attempt.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use iop_shared::execution::{AttemptResult, Outcome};
+use iop_shared::openai::usage::Usage;
+
+use crate::metrics::{EndpointLabel, Metrics, UsageCompleteness};
+
+/// Counts one request. Dropped without `settle`, its client left (G60).
+pub(crate) struct RequestGuard {
+    metrics: Arc<Metrics>,
+    endpoint: EndpointLabel,
+    started: Instant,
+    outcome: Option<Outcome>,
+    /// What is given back when the request ends.
+    held: Option<Box<dyn std::any::Any + Send>>,
+}
+
+impl RequestGuard {
+    pub(crate) fn new(metrics: Arc<Metrics>, endpoint: EndpointLabel, now: Instant) -> Self {
+        metrics.in_flight.at((endpoint,)).inc();
+        Self { metrics, endpoint, started: now, outcome: None, held: None }
+    }
+
+    /// Says how the request ended; the first word counts.
+    pub(crate) fn settle(&mut self, outcome: Outcome) {
+        self.outcome.get_or_insert(outcome);
+    }
+
+    /// Keeps something until the request has ended.
+    pub(crate) fn hold(&mut self, what: impl Send + 'static) {
+        self.held = Some(Box::new(what));
+    }
+
+    pub(crate) fn first_token(&self, now: Instant) {
+        self.metrics.time_to_first_token.at((self.endpoint,)).observe((now - self.started).as_secs_f64());
+    }
+
+    pub(crate) fn token_gap(&self, last: Instant, now: Instant) {
+        self.metrics.inter_token_latency.at((self.endpoint,)).observe((now - last).as_secs_f64());
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        let labels = (self.endpoint,);
+        self.metrics.in_flight.at(labels).dec();
+        self.metrics.request_duration.at(labels).observe(self.started.elapsed().as_secs_f64());
+        let outcome = self.outcome.unwrap_or_else(|| {
+            // A panic unwinds through here as well; only a client that left is a cancellation.
+            if std::thread::panicking() { Outcome::InternalError } else { Outcome::ClientCancelled }
+        });
+        if outcome == Outcome::ClientCancelled {
+            self.metrics.client_cancelled.at(labels).inc();
+        }
+        self.metrics.requests.at((self.endpoint, outcome)).inc();
+        tracing::debug!(
+            endpoint = self.endpoint.as_str(),
+            outcome = outcome.as_str(),
+            duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "request_ended"
+        );
+    }
+}
+
+/// Counts one dispatch. Dropped without `settle`, it was cancelled.
+pub(crate) struct AttemptGuard {
+    metrics: Arc<Metrics>,
+    result: Option<AttemptResult>,
+    usage: Option<(Option<Usage>, UsageCompleteness)>,
+}
+
+impl AttemptGuard {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { metrics, result: None, usage: None }
+    }
+
+    /// Says how the attempt ended; the first word counts.
+    pub(crate) fn settle(&mut self, result: AttemptResult) {
+        self.result.get_or_insert(result);
+    }
+
+    /// The tokens known so far; counted once, when the attempt ends.
+    pub(crate) fn usage(&mut self, usage: Option<Usage>, completeness: UsageCompleteness) {
+        self.usage = Some((usage, completeness));
+    }
+}
+
+impl Drop for AttemptGuard {
+    fn drop(&mut self) {
+        self.metrics.attempts.at((self.result.unwrap_or(AttemptResult::Cancelled),)).inc();
+        if let Some((usage, completeness)) = self.usage {
+            self.metrics.count_usage(usage, completeness);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! A provider's response head: what of it reaches the client, and what kind of body it announces. Pure.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Response, StatusCode, response};
+use iop_shared::execution::Endpoint;
+use iop_shared::wire::headers as wire;
+
+use crate::error::X_SHOULD_RETRY;
+
+/// How many attempts a request took (G13).
+pub(crate) const X_IOP_ATTEMPTS: HeaderName = HeaderName::from_static("x-iop-attempts");
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
+/// Status and end-to-end headers of a provider's answer.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    /// The provider's `content-length`, bytes (link.md, Length).
+    pub(crate) provider_length: Option<u64>,
+}
+
+impl Head {
+    pub(crate) fn of_provider(parts: response::Parts) -> Self {
+        let mut headers = parts.headers;
+        let provider_length =
+            headers.get(wire::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
+        wire::provider_to_client(&mut headers);
+        headers.remove(header::CONTENT_LENGTH);
+        Self { status: parts.status, headers, provider_length }
+    }
+
+    /// The gate's budget is spent: a client's own retries would multiply it, unless the provider said otherwise (§13).
+    pub(crate) fn forbid_client_retry(&mut self) {
+        let said = [X_SHOULD_RETRY, header::RETRY_AFTER, RETRY_AFTER_MS];
+        if !said.iter().any(|n| self.headers.contains_key(n)) {
+            self.headers.insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
+    }
+
+    /// The client's response.
+    pub(crate) fn into_response<B>(self, attempts: u32, body: B) -> Response<B> {
+        let mut response = Response::new(body);
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers;
+        response.headers_mut().insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));
+        response
+    }
+}
+
+/// What a head announces.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// An SSE stream.
+    Events,
+    /// A body that ends; `json`: it has to be JSON when the status is a success.
+    Whole { json: bool },
+    /// No answer to what was asked.
+    Unusable(&'static str),
+}
+
+/// Decides by what was asked (the body's `stream`, never `Accept`) and by what came (G10, G11, G58).
+pub(crate) fn judge(head: &Head, endpoint: Endpoint, stream: bool) -> Shape {
+    if head.status == StatusCode::UNAUTHORIZED {
+        return Shape::Unusable("The provider refused the gateway's credential.");
+    }
+    if head.status.is_redirection() || head.status.is_informational() {
+        return Shape::Unusable("The provider redirected the request, which the gateway does not follow.");
+    }
+    if !head.status.is_success() {
+        return Shape::Whole { json: false };
+    }
+    let media = media_type(&head.headers);
+    let json = match endpoint {
+        Endpoint::Chat
+        | Endpoint::Responses
+        | Endpoint::Completions
+        | Endpoint::Embeddings
+        | Endpoint::Rerank
+        | Endpoint::Moderations => true,
+        // Images and audio answer in what format the request asked for.
+        Endpoint::Images | Endpoint::Audio => false,
+    };
+    match (stream, media) {
+        (true, Media::Json | Media::Html) => Shape::Unusable("The provider answered a streaming request without a stream."),
+        (false, Media::Html) if json => Shape::Unusable("The provider answered with a web page."),
+        (false, Media::Events) if json => Shape::Unusable("The provider answered with a stream that nobody asked for."),
+        // A stream whose label is wrong or missing is known by its events.
+        (true, Media::Events | Media::Other) => Shape::Events,
+        (false, Media::Events) => Shape::Events,
+        (false, Media::Json | Media::Html | Media::Other) => Shape::Whole { json },
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Media {
+    Events,
+    Json,
+    Html,
+    Other,
+}
+
+fn media_type(headers: &HeaderMap) -> Media {
+    let Some(value) = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes) else { return Media::Other };
+    let value = value.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
+    if value.eq_ignore_ascii_case(b"text/event-stream") {
+        Media::Events
+    } else if value.eq_ignore_ascii_case(b"text/html") {
+        Media::Html
+    } else if value.eq_ignore_ascii_case(b"application/json") || value.to_ascii_lowercase().ends_with(b"+json") {
+        Media::Json
+    } else {
+        Media::Other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(status: u16, content_type: &str) -> Head {
+        let mut headers = HeaderMap::new();
+        if !content_type.is_empty() {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_str(content_type).unwrap());
+        }
+        Head { status: StatusCode::from_u16(status).unwrap(), headers, provider_length: None }
+    }
+
+    #[test]
+    fn shape_follows_what_was_asked_and_what_came() {
+        use Endpoint::{Audio, Chat, Images};
+        for (status, media, endpoint, stream, want) in [
+            (200, "text/event-stream; charset=utf-8", Chat, true, Some(Shape::Events)),
+            (200, "", Chat, true, Some(Shape::Events)),
+            (200, "text/plain", Chat, true, Some(Shape::Events)),
+            (200, "application/json", Chat, true, None),
+            (200, "text/html", Chat, true, None),
+            (200, "text/html", Chat, false, None),
+            (200, "text/event-stream", Chat, false, None),
+            (200, "application/json", Chat, false, Some(Shape::Whole { json: true })),
+            (200, "audio/mpeg", Audio, false, Some(Shape::Whole { json: false })),
+            (200, "text/event-stream", Audio, false, Some(Shape::Events)),
+            (200, "text/event-stream", Images, true, Some(Shape::Events)),
+            (500, "text/html", Chat, true, Some(Shape::Whole { json: false })),
+            (429, "application/json", Chat, false, Some(Shape::Whole { json: false })),
+            (401, "application/json", Chat, false, None),
+            (302, "", Chat, false, None),
+        ] {
+            let got = judge(&head(status, media), endpoint, stream);
+            match want {
+                Some(shape) => assert_eq!(got, shape, "{status} {media} {stream}"),
+                None => assert!(matches!(got, Shape::Unusable(_)), "{status} {media} {stream}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_providers_word_on_retries_wins() {
+        for name in ["retry-after", "retry-after-ms", "x-should-retry"] {
+            let mut h = head(429, "");
+            h.headers.insert(HeaderName::from_static(name), HeaderValue::from_static("2"));
+            h.forbid_client_retry();
+            assert_eq!(h.headers.len(), 1, "{name}");
+        }
+        let mut h = head(500, "");
+        h.forbid_client_retry();
+        assert_eq!(h.headers[X_SHOULD_RETRY], "false");
+    }
+}

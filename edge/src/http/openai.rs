@@ -1,0 +1,256 @@
+//! The data plane's handler: who asks, for what, within which bounds; then the gate answers.
+//!
+//! Reads of a body only what routes it (G10); every refusal names its field and happens before a provider is called.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, Response};
+use http_body::Body;
+use iop_shared::execution::Endpoint;
+use iop_shared::ids::{ProviderKey, RunId};
+use iop_shared::openai::{multipart, request};
+use iop_shared::wire::headers::client_to_provider;
+
+use super::auth::Caller;
+use super::payload::{self, Reservation};
+use super::request_id::RequestId;
+use super::server::ConnHandle;
+use crate::app::{App, ResponseHome};
+use crate::error::{ApiError, ErrorKind};
+use crate::gate::{self, Attempts, Exchange, GateBody, Payload, RequestGuard, X_IOP_ATTEMPTS};
+use crate::metrics::EndpointLabel;
+use crate::pool::Model;
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const DRAIN_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Answers one `/v1` request whose path belongs to `endpoint`. `path` is what follows `/v1/`, with its query.
+pub async fn handle<B>(app: Arc<App>, endpoint: Endpoint, id: RequestId, request: Request<B>) -> Response<GateBody>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let guard = RequestGuard::new(app.metrics.clone(), EndpointLabel::from(endpoint), Instant::now());
+    match admit(&app, endpoint, &id, request).await {
+        Ok(admitted) => {
+            let exchange = admitted.into_exchange(app, endpoint, guard);
+            gate::serve(exchange).await
+        }
+        Err(error) => refuse(error, guard),
+    }
+}
+
+fn refuse(error: ApiError, guard: RequestGuard) -> Response<GateBody> {
+    let outcome = error.kind.outcome();
+    let mut response = error.into_response::<Bytes>().map(|body| GateBody::full(body, guard, outcome));
+    response.headers_mut().insert(X_IOP_ATTEMPTS, HeaderValue::from_static("0"));
+    response
+}
+
+/// A request that may go to a provider.
+struct Admitted {
+    method: Method,
+    path: Option<String>,
+    model: Arc<Model>,
+    pinned: Option<(ProviderKey, Arc<str>)>,
+    headers: HeaderMap,
+    accept_encoding: Option<HeaderValue>,
+    payload: Payload,
+    stream: bool,
+    wants_usage: bool,
+    conn: Option<ConnHandle>,
+    held: (super::auth::ConcurrencyGuard, Option<Reservation>),
+}
+
+impl Admitted {
+    fn into_exchange(self, app: Arc<App>, endpoint: Endpoint, mut guard: RequestGuard) -> Exchange {
+        guard.hold(self.held);
+        Exchange {
+            app,
+            endpoint,
+            method: self.method,
+            path: self.path,
+            model: self.model,
+            pinned: self.pinned,
+            headers: self.headers,
+            accept_encoding: self.accept_encoding,
+            payload: self.payload,
+            stream: self.stream,
+            wants_usage: self.wants_usage,
+            run_id: RunId(uuid::Uuid::now_v7()),
+            conn: self.conn,
+            guard,
+            attempts: Attempts::default(),
+        }
+    }
+}
+
+async fn admit<B>(app: &App, endpoint: Endpoint, id: &RequestId, request: Request<B>) -> Result<Admitted, ApiError>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    if app.drain.is_draining() {
+        return Err(ApiError::new(ErrorKind::Draining, "This gateway is shutting down; try another.")
+            .with_retry_after(DRAIN_RETRY_AFTER));
+    }
+    let (mut parts, body) = request.into_parts();
+    let caller = app.keys.authenticate(&parts.headers)?;
+    caller.require(super::auth::Role::Inference)?;
+    let concurrency = caller.begin()?;
+    let conn = parts.extensions.remove::<ConnHandle>();
+    let path = below_v1(&parts.uri, endpoint);
+    let stored = stored_response_id(&parts.uri);
+    let accept_encoding = parts.headers.remove(header::ACCEPT_ENCODING);
+
+    let (bytes, reservation) = if parts.method == Method::POST {
+        let (bytes, held) =
+            payload::read(&parts.headers, body, app.settings.server.body_limit, &app.body_memory).await?;
+        (bytes, Some(held))
+    } else {
+        (Bytes::new(), None)
+    };
+
+    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let mut routed = if stored.is_some() {
+        Routed { payload: passive(bytes), model: None, stream: false, wants_usage: true, state_of: stored }
+    } else if content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
+        let facts = multipart::inspect(content_type, &bytes).map_err(invalid)?;
+        let (model, stream) = (facts.model().to_owned(), facts.stream());
+        Routed {
+            payload: Payload::Multipart { body: bytes, facts },
+            model: Some(model),
+            stream,
+            wants_usage: true,
+            state_of: None,
+        }
+    } else {
+        let facts = request::inspect(&bytes).map_err(invalid)?;
+        Routed {
+            model: Some(facts.model().to_owned()),
+            stream: facts.stream(),
+            wants_usage: facts.include_usage(),
+            state_of: facts.state_id().map(str::to_owned),
+            payload: Payload::Json { body: bytes, facts },
+        }
+    };
+
+    let home = routed.state_of.take().and_then(|id| app.response_home(&id));
+    let model = match routed.model {
+        Some(name) => resolve(app, &caller, &name)?,
+        None => home_model(app, &caller, home.as_ref())?,
+    };
+    let pinned = home.map(|h| (h.provider, h.target));
+    let mut headers = parts.headers;
+    client_to_provider(&mut headers);
+    headers.insert(X_REQUEST_ID, id.header());
+    Ok(Admitted {
+        method: parts.method,
+        path,
+        model,
+        pinned,
+        headers,
+        accept_encoding,
+        payload: routed.payload,
+        stream: routed.stream,
+        wants_usage: routed.wants_usage,
+        conn,
+        held: (concurrency, reservation),
+    })
+}
+
+struct Routed {
+    payload: Payload,
+    model: Option<String>,
+    stream: bool,
+    wants_usage: bool,
+    /// A response id whose state this request needs.
+    state_of: Option<String>,
+}
+
+/// A stored-response verb has no model; a body that comes with it travels unread.
+fn passive(bytes: Bytes) -> Payload {
+    if bytes.is_empty() { Payload::Empty } else { Payload::Opaque(bytes) }
+}
+
+fn invalid(error: request::RequestError) -> ApiError {
+    let e = ApiError::new(ErrorKind::InvalidRequest, error.message);
+    match error.param {
+        Some(param) => e.with_param(param),
+        None => e,
+    }
+}
+
+fn resolve(app: &App, caller: &Caller, name: &str) -> Result<Arc<Model>, ApiError> {
+    if !caller.may_use(name) {
+        return Err(ApiError::new(ErrorKind::PermissionDenied, "This key may not use this model.").with_param("model"));
+    }
+    app.pool.resolve(name).ok_or_else(|| {
+        ApiError::new(ErrorKind::ModelNotFound, Cow::Owned(format!("The model `{}` does not exist.", shown(name))))
+            .with_param("model")
+    })
+}
+
+/// The model under which a stored response is asked for again; where its home is unknown, the chosen provider decides.
+fn home_model(app: &App, caller: &Caller, home: Option<&ResponseHome>) -> Result<Arc<Model>, ApiError> {
+    let known = home.filter(|h| caller.may_use(&h.model)).and_then(|h| app.pool.resolve(&h.model));
+    known
+        .or_else(|| {
+            let listed = app.pool.listed();
+            let allowed = listed.iter().filter(|m| home.is_none() && caller.may_use(&m.id));
+            allowed.filter_map(|m| app.pool.resolve(&m.id)).next()
+        })
+        .ok_or_else(|| ApiError::new(ErrorKind::NotFound, "No provider that stores responses is known."))
+}
+
+/// A client's model name as an error may repeat it: bounded.
+fn shown(name: &str) -> &str {
+    let mut end = name.len().min(200);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    &name[..end]
+}
+
+/// Path and query below `/v1/`, unless it is the endpoint's own.
+fn below_v1(uri: &http::Uri, endpoint: Endpoint) -> Option<String> {
+    let whole = uri.path_and_query().map_or("", http::uri::PathAndQuery::as_str);
+    let below = whole.strip_prefix("/v1/")?;
+    (below != endpoint.path()).then(|| below.to_owned())
+}
+
+/// The id in `/v1/responses/{id}` and below.
+fn stored_response_id(uri: &http::Uri) -> Option<String> {
+    let rest = uri.path().strip_prefix("/v1/responses/")?;
+    let id = rest.split('/').next()?;
+    Some(id.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_foreign_path_travels() {
+        for (uri, endpoint, want) in [
+            ("/v1/chat/completions", Endpoint::Chat, None),
+            ("/v1/chat/completions?a=b", Endpoint::Chat, Some("chat/completions?a=b")),
+            ("/v1/responses/resp_1/input_items", Endpoint::Responses, Some("responses/resp_1/input_items")),
+            ("/v1/audio/transcriptions", Endpoint::Audio, Some("audio/transcriptions")),
+            ("/v1/audio/speech", Endpoint::Audio, None),
+        ] {
+            assert_eq!(below_v1(&uri.parse().unwrap(), endpoint).as_deref(), want, "{uri}");
+        }
+        assert_eq!(stored_response_id(&"/v1/responses/resp_1/cancel".parse().unwrap()).as_deref(), Some("resp_1"));
+        assert_eq!(stored_response_id(&"/v1/responses".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn a_long_name_is_shown_in_part_and_never_cut_inside_a_character() {
+        let name = "é".repeat(300);
+        assert_eq!(shown(&name).len(), 200);
+        assert_eq!(shown("short"), "short");
+    }
+}

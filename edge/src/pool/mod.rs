@@ -1,0 +1,17 @@
+//! Which provider a request goes to, and how long it waits for one (gateway.md §4).
+//!
+//! `select`, `table` and `queue` are pure: they take facts and return decisions. `service` is their shell: it locks,
+//! asks them, unlocks, and only then wakes anyone.
+
+mod lease;
+mod queue;
+mod route;
+mod select;
+mod service;
+mod snapshot;
+mod table;
+
+pub use lease::Lease;
+pub use route::{Candidate, Liveness, Model, Preset};
+pub use service::{Ask, Pool, Refused};
+pub use snapshot::{ListedModel, NodeSnapshot, ProviderSnapshot};
