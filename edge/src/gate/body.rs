@@ -52,7 +52,7 @@ impl From<Bytes> for GateBody {
 
 impl GateBody {
     /// A complete body; the request is settled when hyper takes it.
-    pub(super) fn full(bytes: Bytes, guard: RequestGuard, outcome: Outcome) -> Self {
+    pub(crate) fn full(bytes: Bytes, guard: RequestGuard, outcome: Outcome) -> Self {
         Self(Kind::Full { bytes, settle: Some((guard, outcome)) })
     }
 

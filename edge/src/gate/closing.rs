@@ -1,4 +1,4 @@
-//! The last words of a stream that has no natural end: one typed error event in the endpoint's own form (G56). Pure.
+//! The last words of a stream that has no natural end: one typed error event in the endpoint's own form (G56).
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::StatusCode;
@@ -15,6 +15,7 @@ pub(super) fn error_event(dialect: Dialect, relay: &Relay, kind: ErrorKind, mess
         Dialect::Responses => responses_failed_event(
             relay.response_id().unwrap_or_default(),
             relay.model().unwrap_or_default(),
+            created_at(),
             relay.next_sequence(),
             kind.as_str(),
             message,
@@ -82,9 +83,14 @@ pub(super) fn late_object(dialect: Dialect, object: &Bytes) -> Bytes {
 
 fn created_and_failed(code: &str, message: &str) -> Bytes {
     let id = format!("resp_{}", uuid::Uuid::now_v7().simple());
-    let created_at = jiff::Timestamp::now().as_second();
+    let created_at = created_at();
     let mut out = BytesMut::new();
     out.put(responses_created_event(&id, "", created_at, 0));
-    out.put(responses_failed_event(&id, "", 1, code, message));
+    out.put(responses_failed_event(&id, "", created_at, 1, code, message));
     out.freeze()
+}
+
+/// Unix seconds.
+fn created_at() -> i64 {
+    jiff::Timestamp::now().as_second()
 }

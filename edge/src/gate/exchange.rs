@@ -3,7 +3,6 @@
 //! Every attempt of every `/v1` request goes through `Exchange::run`; the decision what follows a failed attempt
 //! stands in `Exchange::after`. Dropping the future drops the lease, the node's stream and the provider's connection.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -141,11 +140,9 @@ impl Exchange {
     }
 
     /// Runs the request to an answer.
-    pub(crate) fn run(mut self) -> impl Future<Output = Ended> + Send {
-        async move {
-            let answer = self.answer().await;
-            Ended { answer, dialect: self.dialect(), guard: self.guard, attempts: self.attempts.get() }
-        }
+    pub(crate) async fn run(mut self) -> Ended {
+        let answer = self.answer().await;
+        Ended { answer, dialect: self.dialect(), guard: self.guard, attempts: self.attempts.get() }
     }
 
     async fn answer(&mut self) -> Answer {
@@ -235,7 +232,7 @@ impl Exchange {
             run_id: self.run_id,
             attempt_id: AttemptId(uuid::Uuid::now_v7()),
             provider: lease.provider_id().clone(),
-            target: target.to_owned(),
+            target: target.to_string(),
             response_stall_timeout_ms: i64::try_from(lease.stall_timeout().as_millis()).unwrap_or(i64::MAX),
             method: self.method.clone(),
             path: self.path.clone(),
@@ -337,7 +334,7 @@ impl Exchange {
         }
         attempt.guard.settle(result_of_status(head.status));
         if head.status.is_success() {
-            if let Some(usage) = usage_from_body(self.dialect(), &body) {
+            if let Some(usage) = usage_from_body(&body) {
                 attempt.guard.usage(Some(usage), UsageCompleteness::Complete);
             }
             if self.endpoint == Endpoint::Responses && self.method == Method::POST {

@@ -15,7 +15,7 @@ pub(crate) struct RequestGuard {
     started: Instant,
     outcome: Option<Outcome>,
     /// What is given back when the request ends.
-    held: Option<Box<dyn std::any::Any + Send>>,
+    held: Option<Box<dyn std::any::Any + Send + Sync>>,
 }
 
 impl RequestGuard {
@@ -30,7 +30,7 @@ impl RequestGuard {
     }
 
     /// Keeps something until the request has ended.
-    pub(crate) fn hold(&mut self, what: impl Send + 'static) {
+    pub(crate) fn hold(&mut self, what: impl Send + Sync + 'static) {
         self.held = Some(Box::new(what));
     }
 

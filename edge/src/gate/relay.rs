@@ -251,8 +251,7 @@ impl Relay {
         if self.state == State::Committed {
             return self.judge_committed(scan_committed(self.dialect, name, data));
         }
-        let facts = classify(self.dialect, name, data);
-        match facts.kind {
+        match classify(self.dialect, name, data) {
             EventKind::Preamble | EventKind::Ignored => {
                 if self.dialect == Dialect::Responses && self.response_id.is_none() {
                     let identity = response_id(data);

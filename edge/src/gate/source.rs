@@ -31,10 +31,6 @@ impl Source {
         Self { body: Some(body) }
     }
 
-    pub(crate) fn is_ended(&self) -> bool {
-        self.body.is_none()
-    }
-
     pub(crate) fn poll_pull(&mut self, cx: &mut Context<'_>) -> Poll<Pulled> {
         loop {
             let Some(body) = self.body.as_mut() else { return Poll::Ready(Pulled::Complete) };

@@ -22,28 +22,28 @@ pub(super) fn route(app: &Arc<App>, rest: &str, request: &Request<Incoming>) -> 
     let read = match rest {
         "nodes" => nodes,
         "providers" => providers,
-        _ => return error(answer::not_found(path)),
+        _ => return error(&answer::not_found(path)),
     };
     match *request.method() {
         Method::GET | Method::HEAD => {}
         Method::OPTIONS => return answer::options(GET),
-        _ => return answer::with_allow(error(answer::method_not_allowed(path)), GET),
+        _ => return answer::with_allow(error(&answer::method_not_allowed(path)), GET),
     }
     let asked = || {
         app.keys.authenticate(request.headers())?.require(Role::Operator)?;
         Page::of(request.uri())
     };
     match asked() {
-        Ok(page) => read(app, page),
-        Err(e) => error(e),
+        Ok(page) => read(app, &page),
+        Err(e) => error(&e),
     }
 }
 
-fn nodes(app: &App, page: Page) -> Answer {
+fn nodes(app: &App, page: &Page) -> Answer {
     json(&page.cut(app.pool.nodes(), |n| n.id.as_str()))
 }
 
-fn providers(app: &App, page: Page) -> Answer {
+fn providers(app: &App, page: &Page) -> Answer {
     json(&page.cut(app.pool.providers(), |p| p.id.as_str()))
 }
 
@@ -114,11 +114,8 @@ struct ErrorMembers<'a> {
 }
 
 /// An error as `/api/v1` words it; status and headers as everywhere.
-fn error(e: ApiError) -> Answer {
-    let code = match e.kind {
-        ErrorKind::InvalidRequest => "invalid_request",
-        kind => kind.as_str(),
-    };
+fn error(e: &ApiError) -> Answer {
+    let code = if e.kind == ErrorKind::InvalidRequest { "invalid_request" } else { e.kind.as_str() };
     let members = ErrorMembers {
         kind: e.kind.openai_type(),
         code,
@@ -170,7 +167,7 @@ mod tests {
     fn an_error_has_the_members_of_our_own_surface() {
         use http_body_util::BodyExt;
         use futures_util::FutureExt;
-        let answer = error(ApiError::invalid("limit", "no"));
+        let answer = error(&ApiError::invalid("limit", "no"));
         assert_eq!(answer.status(), 400);
         let body = answer.into_body().collect().now_or_never().unwrap().unwrap().to_bytes();
         let v: serde_json::Value = serde_json::from_slice(&body).unwrap();

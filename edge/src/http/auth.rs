@@ -216,7 +216,7 @@ mod tests {
         let keys = Keys::new(vec![key("a", "s")]);
         let caller = keys.authenticate(&sent("x-api-key", "s")).ok().unwrap();
         let first = caller.begin().ok().unwrap();
-        let second = caller.clone().begin().ok().unwrap();
+        let second = caller.begin().ok().unwrap();
         let refused = caller.begin().err().unwrap();
         assert_eq!((refused.kind, refused.retry_after), (ErrorKind::RateLimitExceeded, Some(RETRY_SOON)));
         drop(first);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     impl Served {
-        async fn to_the_end(&mut self) -> (String, u64) {
+        async fn read_all(&mut self) -> (String, u64) {
             let mut text = String::new();
             self.client.read_to_string(&mut text).await.unwrap();
             (text, self.started.elapsed().as_secs())
@@ -189,7 +189,7 @@ mod tests {
         for begun in [&b""[..], b"P", b"GET / HTTP/1.1\r\nhost: h\r\nx-"] {
             let mut c = served(Duration::ZERO);
             c.client.write_all(begun).await.unwrap();
-            assert_eq!(c.to_the_end().await.1, 30, "{begun:?}");
+            assert_eq!(c.read_all().await.1, 30, "{begun:?}");
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
         let mut c = served(Duration::ZERO);
         c.client.write_all(ASK).await.unwrap();
         c.one_answer().await;
-        let (rest, after) = c.to_the_end().await;
+        let (rest, after) = c.read_all().await;
         assert_eq!(rest, "");
         assert!((150..=210).contains(&after), "{after}");
     }
@@ -207,7 +207,7 @@ mod tests {
     async fn a_request_that_takes_an_hour_is_answered() {
         let mut c = served(Duration::from_secs(3600));
         c.client.write_all(ASK).await.unwrap();
-        let (text, after) = c.to_the_end().await;
+        let (text, after) = c.read_all().await;
         assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("done"), "{text}");
         assert_eq!(after, 3600);
     }
@@ -217,19 +217,19 @@ mod tests {
         let mut fresh = served(Duration::ZERO);
         tokio::task::yield_now().await;
         fresh.close();
-        assert_eq!(fresh.to_the_end().await, (String::new(), 0));
+        assert_eq!(fresh.read_all().await, (String::new(), 0));
 
         let mut idle = served(Duration::ZERO);
         idle.client.write_all(ASK).await.unwrap();
         idle.one_answer().await;
         idle.close();
-        assert_eq!(idle.to_the_end().await, (String::new(), 0));
+        assert_eq!(idle.read_all().await, (String::new(), 0));
 
         let mut busy = served(Duration::from_secs(60));
         busy.client.write_all(ASK).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
         busy.close();
-        let (text, after) = busy.to_the_end().await;
+        let (text, after) = busy.read_all().await;
         assert!(text.contains("connection: close\r\n") && text.ends_with("done"), "{text}");
         assert_eq!(after, 60);
     }
@@ -239,6 +239,6 @@ mod tests {
         let mut c = served(Duration::from_secs(60));
         c.client.write_all(ASK).await.unwrap();
         c.client.shutdown().await.unwrap();
-        assert_eq!(c.to_the_end().await, (String::new(), 0));
+        assert_eq!(c.read_all().await, (String::new(), 0));
     }
 }

@@ -29,7 +29,7 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const DRAIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Answers one `/v1` request whose path belongs to `endpoint`. `path` is what follows `/v1/`, with its query.
-pub async fn handle<B>(app: Arc<App>, endpoint: Endpoint, id: RequestId, request: Request<B>) -> Response<GateBody>
+pub(crate) async fn handle<B>(app: Arc<App>, endpoint: Endpoint, id: RequestId, request: Request<B>) -> Response<GateBody>
 where
     B: Body<Data = Bytes> + Unpin,
 {

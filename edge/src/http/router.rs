@@ -67,7 +67,7 @@ async fn route(app: &Arc<App>, id: &RequestId, conn: ConnHandle, mut request: Re
                 request.extensions_mut().insert(conn);
                 openai::handle(Arc::clone(app), endpoint, id.clone(), request).await
             }
-            small => counted(app, small, &request),
+            Route::Small(small) => counted(app, small, &request),
         };
     }
     if let Some(rest) = path.strip_prefix("/api/v1/") {
@@ -105,10 +105,16 @@ fn operational(
 }
 
 /// Where a path below `/v1/` leads.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Route<'a> {
     /// To a provider, by way of the gate.
     Data(Endpoint),
+    Small(Small<'a>),
+}
+
+/// What needs no provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Small<'a> {
     Models,
     Model(&'a str),
     Options(EndpointLabel, &'static str),
@@ -119,31 +125,31 @@ enum Route<'a> {
 }
 
 fn v1<'a>(rest: &'a str, method: &Method, headers: &HeaderMap) -> Route<'a> {
-    if let Some(endpoint) = Endpoint::of_path(rest) {
-        let allow = allowed(endpoint, rest);
-        return if allow.split(", ").any(|m| m == method.as_str()) && *method != Method::OPTIONS {
-            Route::Data(endpoint)
-        } else if *method == Method::GET && rest == "responses" && is_websocket(headers) {
-            Route::WebSocket
-        } else {
-            other_method(endpoint.into(), method, allow)
-        };
+    let Some(endpoint) = Endpoint::of_path(rest) else { return Route::Small(models_or_nothing(rest, method)) };
+    let allow = allowed(endpoint, rest);
+    if *method != Method::OPTIONS && allow.split(", ").any(|m| m == method.as_str()) {
+        Route::Data(endpoint)
+    } else if *method == Method::GET && rest == "responses" && is_websocket(headers) {
+        Route::Small(Small::WebSocket)
+    } else {
+        Route::Small(other_method(endpoint.into(), method, allow))
     }
-    let model = match rest {
-        "models" => None,
-        _ => match rest.strip_prefix("models/") {
-            Some(id) if !id.is_empty() => Some(id),
-            _ => return Route::Unknown,
-        },
+}
+
+fn models_or_nothing<'a>(rest: &'a str, method: &Method) -> Small<'a> {
+    let model = match rest.strip_prefix("models") {
+        Some("") => None,
+        Some(id) if id.len() > 1 && id.starts_with('/') => Some(&id[1..]),
+        _ => return Small::Unknown,
     };
     match *method {
-        Method::GET | Method::HEAD => model.map_or(Route::Models, Route::Model),
+        Method::GET | Method::HEAD => model.map_or(Small::Models, Small::Model),
         _ => other_method(EndpointLabel::Models, method, GET),
     }
 }
 
-fn other_method(endpoint: EndpointLabel, method: &Method, allow: &'static str) -> Route<'static> {
-    if *method == Method::OPTIONS { Route::Options(endpoint, allow) } else { Route::WrongMethod(endpoint, allow) }
+fn other_method(endpoint: EndpointLabel, method: &Method, allow: &'static str) -> Small<'static> {
+    if *method == Method::OPTIONS { Small::Options(endpoint, allow) } else { Small::WrongMethod(endpoint, allow) }
 }
 
 /// The methods of a data-plane path; all but one endpoint only take `POST`.
@@ -175,24 +181,24 @@ fn is_websocket(headers: &HeaderMap) -> bool {
 }
 
 /// Answers what needs no provider, and counts it.
-fn counted(app: &App, route: Route<'_>, request: &Request<Incoming>) -> Answer {
+fn counted(app: &App, small: Small<'_>, request: &Request<Incoming>) -> Answer {
     let started = Instant::now();
     let path = request.uri().path();
-    let (endpoint, answered) = match route {
-        Route::Models => (EndpointLabel::Models, models::list(app, request.headers())),
-        Route::Model(id) => (EndpointLabel::Models, models::one(app, request.headers(), id)),
-        Route::Options(endpoint, allow) => (endpoint, Ok(answer::options(allow))),
-        Route::WrongMethod(endpoint, allow) => {
+    let (endpoint, answered) = match small {
+        Small::Models => (EndpointLabel::Models, models::list(app, request.headers())),
+        Small::Model(id) => (EndpointLabel::Models, models::one(app, request.headers(), id)),
+        Small::Options(endpoint, allow) => (endpoint, Ok(answer::options(allow))),
+        Small::WrongMethod(endpoint, allow) => {
             (endpoint, Ok(answer::with_allow(answer::method_not_allowed(path).into_response(), allow)))
         }
-        Route::WebSocket => (
+        Small::WebSocket => (
             EndpointLabel::Responses,
             Err(ApiError::new(
                 ErrorKind::UpgradeRequired,
                 "WebSockets are not served here; send POST /v1/responses over HTTP.",
             )),
         ),
-        Route::Unknown | Route::Data(_) => (EndpointLabel::Other, Err(answer::not_found(path))),
+        Small::Unknown => (EndpointLabel::Other, Err(answer::not_found(path))),
     };
     let answer = answered.unwrap_or_else(ApiError::into_response);
     let outcome = match answer.status() {
@@ -217,8 +223,8 @@ mod tests {
     fn every_endpoint_is_reached_by_its_methods_alone() {
         for endpoint in Endpoint::ALL {
             assert_eq!(to("POST", endpoint.path()), Route::Data(*endpoint));
-            assert_eq!(to("PUT", endpoint.path()), Route::WrongMethod((*endpoint).into(), "POST, OPTIONS"));
-            assert_eq!(to("OPTIONS", endpoint.path()), Route::Options((*endpoint).into(), "POST, OPTIONS"));
+            assert_eq!(to("PUT", endpoint.path()), Route::Small(Small::WrongMethod((*endpoint).into(), "POST, OPTIONS")));
+            assert_eq!(to("OPTIONS", endpoint.path()), Route::Small(Small::Options((*endpoint).into(), "POST, OPTIONS")));
         }
         for (method, rest) in [
             ("GET", "responses/resp_1"),
@@ -234,17 +240,17 @@ mod tests {
             ("DELETE", "responses/resp_1/input_items", "GET, OPTIONS"),
             ("GET", "responses", "POST, OPTIONS"),
         ] {
-            assert_eq!(to(method, rest), Route::WrongMethod(EndpointLabel::Responses, allow), "{method} {rest}");
+            assert_eq!(to(method, rest), Route::Small(Small::WrongMethod(EndpointLabel::Responses, allow)), "{method} {rest}");
         }
     }
 
     #[test]
     fn model_names_may_hold_slashes() {
-        assert_eq!(to("GET", "models"), Route::Models);
-        assert_eq!(to("HEAD", "models/Qwen/Qwen3-8B"), Route::Model("Qwen/Qwen3-8B"));
-        assert_eq!(to("DELETE", "models/m"), Route::WrongMethod(EndpointLabel::Models, GET));
+        assert_eq!(to("GET", "models"), Route::Small(Small::Models));
+        assert_eq!(to("HEAD", "models/Qwen/Qwen3-8B"), Route::Small(Small::Model("Qwen/Qwen3-8B")));
+        assert_eq!(to("DELETE", "models/m"), Route::Small(Small::WrongMethod(EndpointLabel::Models, GET)));
         for rest in ["models/", "files", "", "modelsx", "chat", "chat/completions/x"] {
-            assert_eq!(to("GET", rest), Route::Unknown, "{rest}");
+            assert_eq!(to("GET", rest), Route::Small(Small::Unknown), "{rest}");
         }
     }
 
@@ -252,9 +258,9 @@ mod tests {
     fn a_websocket_is_told_apart_from_a_wrong_method() {
         let mut headers = HeaderMap::new();
         headers.insert(header::UPGRADE, HeaderValue::from_static("h2c, WebSocket"));
-        assert_eq!(v1("responses", &Method::GET, &headers), Route::WebSocket);
+        assert_eq!(v1("responses", &Method::GET, &headers), Route::Small(Small::WebSocket));
         assert_eq!(v1("responses", &Method::POST, &headers), Route::Data(Endpoint::Responses));
         headers.insert(header::UPGRADE, HeaderValue::from_static("h2c"));
-        assert_eq!(v1("responses", &Method::GET, &headers), Route::WrongMethod(EndpointLabel::Responses, "POST, OPTIONS"));
+        assert_eq!(v1("responses", &Method::GET, &headers), Route::Small(Small::WrongMethod(EndpointLabel::Responses, "POST, OPTIONS")));
     }
 }

@@ -29,7 +29,7 @@ pub fn responses_failed_event(
     event(
         "response.failed",
         sequence_number,
-        response(
+        &response(
             id,
             model,
             created_at,
@@ -44,7 +44,7 @@ pub fn responses_created_event(id: &str, model: &str, created_at: i64, sequence_
     event(
         "response.created",
         sequence_number,
-        response(id, model, created_at, "in_progress", &json!(null)),
+        &response(id, model, created_at, "in_progress", &json!(null)),
     )
 }
 
