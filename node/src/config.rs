@@ -15,6 +15,7 @@ use iop_shared::ids::NodeId;
 use serde::Deserialize;
 
 use crate::providers::ProviderSettings;
+use crate::providers::openai::bearer;
 
 /// Where secrets are read from.
 pub trait Resolver {
@@ -213,6 +214,9 @@ fn edge(
         .token
         .resolve(|n| resolver.env(n), |p| resolver.file(p))
         .map_err(|m| source.error(&format!("{key}.token"), m))?;
+    if bearer(&token).is_none() {
+        return Err(source.error(&format!("{key}.token"), "holds a byte that no header may carry"));
+    }
     let port = authority.port_u16().unwrap_or(standard_port);
     let host = authority.host();
     Ok(EdgeSettings {

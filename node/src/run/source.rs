@@ -175,12 +175,12 @@ mod tests {
     type Enc = Box<dyn FnOnce(Vec<u8>) -> Box<dyn Encoder>>;
     trait Encoder {
         fn inner(&self) -> &Vec<u8>;
-        fn io(&mut self) -> Pin<&mut dyn AsyncWrite>;
+        fn io(&mut self) -> &mut (dyn AsyncWrite + Unpin);
     }
     macro_rules! encoder {
         ($($t:ident),*) => { $(impl Encoder for $t<Vec<u8>> {
             fn inner(&self) -> &Vec<u8> { self.get_ref() }
-            fn io(&mut self) -> Pin<&mut dyn AsyncWrite> { Pin::new(self) }
+            fn io(&mut self) -> &mut (dyn AsyncWrite + Unpin) { self }
         })* };
     }
     encoder!(GzipEncoder, ZlibEncoder, BrotliEncoder, ZstdEncoder);
