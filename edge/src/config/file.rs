@@ -210,12 +210,11 @@ label_enum! {
 
 label_enum! {
     /// Whether requests with one beginning go to one provider (G30).
-    pub enum Affinity { None => "none", Prefix => "prefix" }
-}
-
-impl Default for Affinity {
-    fn default() -> Self {
-        Affinity::None
+    #[derive(Default)]
+    pub enum Affinity {
+        #[default]
+        None => "none",
+        Prefix => "prefix",
     }
 }
 
