@@ -23,7 +23,11 @@ pub(super) struct New {
 }
 
 fn key_name(text: &str) -> Result<String, String> {
-    if is_key_name(text) { Ok(text.to_owned()) } else { Err(String::from("must match [A-Za-z0-9._-]{1,64}")) }
+    if is_key_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(String::from("must match [A-Za-z0-9._-]{1,64}"))
+    }
 }
 
 fn role(text: &str) -> Result<Role, String> {
@@ -45,7 +49,11 @@ pub(super) fn run(keys: &Keys) -> ExitCode {
 fn toml_line(new: &New, secret: &str) -> String {
     let roles: Vec<String> = new.roles.iter().map(|r| format!("\"{r}\"")).collect();
     let digest = hex(&digest(secret));
-    format!("{{ name = \"{}\", secret_sha256 = \"{digest}\", roles = [{}] }},", new.name, roles.join(", "))
+    format!(
+        "{{ name = \"{}\", secret_sha256 = \"{digest}\", roles = [{}] }},",
+        new.name,
+        roles.join(", ")
+    )
 }
 
 /// 43 letters and digits: 256 bits. Bytes that would favour some letters are thrown away.
@@ -77,12 +85,20 @@ mod tests {
         let one = secret(random).unwrap();
         assert_ne!(one, secret(random).unwrap());
         let (prefix, rest) = one.split_at(4);
-        assert!(prefix == "iop-" && rest.len() == 43 && rest.bytes().all(|b| b.is_ascii_alphanumeric()), "{one}");
+        assert!(
+            prefix == "iop-" && rest.len() == 43 && rest.bytes().all(|b| b.is_ascii_alphanumeric()),
+            "{one}"
+        );
 
-        let new = New { name: String::from("ops-1"), roles: vec![Role::Operator, Role::Metrics] };
+        let new = New {
+            name: String::from("ops-1"),
+            roles: vec![Role::Operator, Role::Metrics],
+        };
         let line = toml_line(&new, &one);
         assert!(!line.contains(&one));
-        let s = Settings::parse("f", &format!("[auth]\nkeys = [\n{line}\n]\n"), &World::real()).ok().unwrap();
+        let s = Settings::parse("f", &format!("[auth]\nkeys = [\n{line}\n]\n"), &World::real())
+            .ok()
+            .unwrap();
         assert_eq!((&*s.keys[0].name, s.keys[0].digest), ("ops-1", digest(&one)));
         assert_eq!(s.keys[0].roles, Roles::of(&[Role::Operator, Role::Metrics]));
     }

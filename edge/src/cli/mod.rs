@@ -74,9 +74,19 @@ mod tests {
         assert!(parse(&["check"]).is_ok());
         assert!(parse(&["check", "--config", "a"]).is_ok());
         assert!(parse(&["keys", "new", "ci", "--roles", "inference,metrics"]).is_ok());
-        for bad in [&["runs"][..], &["keys"], &["keys", "new"], &["keys", "new", "a b"], &["keys", "new", "a", "--roles", "king"], &["--port", "1"]] {
+        for bad in [
+            &["runs"][..],
+            &["keys"],
+            &["keys", "new"],
+            &["keys", "new", "a b"],
+            &["keys", "new", "a", "--roles", "king"],
+            &["--port", "1"],
+        ] {
             let e = parse(bad).unwrap_err();
-            assert!(e.exit_code() == 2 || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, "{bad:?}");
+            assert!(
+                e.exit_code() == 2 || e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand,
+                "{bad:?}"
+            );
         }
     }
 }

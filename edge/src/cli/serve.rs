@@ -56,7 +56,9 @@ pub(super) fn run(config: Option<&Path>) -> ExitCode {
 
 fn start_log(telemetry: &TelemetryConfig) -> anyhow::Result<()> {
     let filter: EnvFilter = telemetry.log.parse().context("telemetry.log")?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     let started = match telemetry.log_format {
         LogFormat::Json => log.json().flatten_event(true).try_init(),
         LogFormat::Text => log.try_init(),
@@ -67,30 +69,49 @@ fn start_log(telemetry: &TelemetryConfig) -> anyhow::Result<()> {
 async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let http = listen("server.listen", settings.server.listen)?;
-    let metrics_listener = settings.server.metrics_listen.map(|a| listen("server.metrics_listen", a)).transpose()?;
-    let link_listener = settings.link.as_ref().map(|l| listen("link.listen", l.listen)).transpose()?;
+    let metrics_listener = settings
+        .server
+        .metrics_listen
+        .map(|a| listen("server.metrics_listen", a))
+        .transpose()?;
+    let link_listener = settings
+        .link
+        .as_ref()
+        .map(|l| listen("link.listen", l.listen))
+        .transpose()?;
     let ready = Ready {
         http: http.local_addr()?,
         link: link_listener.as_ref().map(TcpListener::local_addr).transpose()?,
-        metrics: metrics_listener.as_ref().map(TcpListener::local_addr).transpose()?,
+        metrics: metrics_listener
+            .as_ref()
+            .map(TcpListener::local_addr)
+            .transpose()?,
     };
 
     for note in &settings.notes {
         tracing::warn!("{note}");
     }
     let metrics = Arc::new(Metrics::new().context("metrics")?);
-    let pool = Pool::new(std::mem::take(&mut settings.models), settings.queue, Arc::clone(&metrics));
+    let pool = Pool::new(
+        std::mem::take(&mut settings.models),
+        settings.queue,
+        Arc::clone(&metrics),
+    );
     let drain = Drain::default();
     let keys = Keys::new(std::mem::take(&mut settings.keys));
     let providers = std::mem::take(&mut settings.providers);
     let link_settings = settings.link.take();
-    let options = |tls| server::Options { tls, write_timeout: settings.gate.client_write_timeout };
+    let options = |tls| server::Options {
+        tls,
+        write_timeout: settings.gate.client_write_timeout,
+    };
     let (main_options, metrics_options) = (options(settings.server.tls.take()), options(None));
     let drain_timeout = settings.server.drain_timeout;
 
     let links = link::Links::new(Arc::clone(&pool), Arc::clone(&metrics));
     if !providers.is_empty() {
-        let node = iop_node::Node::new(NodeId::embedded(), &providers, metrics.registry()).context("embedded node")?;
+        let node = iop_node::Node::new(NodeId::embedded(), &providers, metrics.registry())
+            .context("embedded node")?;
         node.start();
         links.embed(node);
     }
@@ -116,7 +137,10 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
     tracing::info!(http = %ready.http, version = env!("CARGO_PKG_VERSION"), "ready");
 
     signals.next().await;
-    tracing::info!(timeout_s = drain_timeout.as_secs(), "draining: new requests are refused, running ones finish");
+    tracing::info!(
+        timeout_s = drain_timeout.as_secs(),
+        "draining: new requests are refused, running ones finish"
+    );
     drain.start();
     let finished = async {
         main.drained().await;
@@ -177,7 +201,10 @@ struct Signals {
 
 impl Signals {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn next(&mut self) {
@@ -195,10 +222,20 @@ mod tests {
     #[test]
     fn the_ready_line_leaves_absent_listeners_out() {
         let addr = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let mut ready = Ready { http: addr(1), link: Some(addr(2)), metrics: Some(addr(3)) };
-        assert_eq!(ready.line(), "iop-edge ready http=127.0.0.1:1 link=127.0.0.1:2 metrics=127.0.0.1:3");
+        let mut ready = Ready {
+            http: addr(1),
+            link: Some(addr(2)),
+            metrics: Some(addr(3)),
+        };
+        assert_eq!(
+            ready.line(),
+            "iop-edge ready http=127.0.0.1:1 link=127.0.0.1:2 metrics=127.0.0.1:3"
+        );
         ready.link = None;
-        assert_eq!(ready.line(), "iop-edge ready http=127.0.0.1:1 metrics=127.0.0.1:3");
+        assert_eq!(
+            ready.line(),
+            "iop-edge ready http=127.0.0.1:1 metrics=127.0.0.1:3"
+        );
         ready.metrics = None;
         assert_eq!(ready.line(), "iop-edge ready http=127.0.0.1:1");
     }
@@ -206,7 +243,10 @@ mod tests {
     #[test]
     fn the_demonstration_prints_a_command_that_can_be_pasted() {
         let text = demonstration(SocketAddr::from(([127, 0, 0, 1], 8080)));
-        assert!(text.contains("curl -N http://127.0.0.1:8080/v1/chat/completions"), "{text}");
+        assert!(
+            text.contains("curl -N http://127.0.0.1:8080/v1/chat/completions"),
+            "{text}"
+        );
         let json = text.split('\'').find(|part| part.starts_with('{')).unwrap();
         assert!(serde_json::from_str::<serde_json::Value>(json).is_ok(), "{json}");
     }

@@ -13,7 +13,8 @@ use iop_shared::config::{ByteSize, ConfigError, Period, SecretRef, SecretString,
 
 use super::file::{EdgeFile, EjectionFile, GateFile, LinkFile, QueueFile, RunsFile, ServerFile, StoreFile};
 use super::settings::{
-    EjectionSettings, GateSettings, LinkSettings, QueueSettings, RunsSettings, ServerSettings, Settings, StoreUrl,
+    EjectionSettings, GateSettings, LinkSettings, QueueSettings, RunsSettings, ServerSettings, Settings,
+    StoreUrl,
 };
 use super::{keys, models};
 use crate::http::tls::{self, Alpn};
@@ -27,7 +28,10 @@ pub struct World<'a> {
 impl World<'static> {
     /// The real one.
     pub fn real() -> Self {
-        Self { env: &|name| std::env::var(name).ok(), file: &|path| std::fs::read_to_string(path) }
+        Self {
+            env: &|name| std::env::var(name).ok(),
+            file: &|path| std::fs::read_to_string(path),
+        }
     }
 }
 
@@ -45,24 +49,43 @@ impl Site<'_> {
     }
 
     pub(super) fn secret(&self, key: &str, reference: &SecretRef) -> Checked<SecretString> {
-        reference.resolve(self.world.env, self.world.file).or_else(|e| self.fail(key, e))
+        reference
+            .resolve(self.world.env, self.world.file)
+            .or_else(|e| self.fail(key, e))
     }
 
     pub(super) fn positive(&self, key: &str, period: Period) -> Checked<Duration> {
-        if period.0.is_zero() { self.fail(key, "must be longer than zero") } else { Ok(period.0) }
+        if period.0.is_zero() {
+            self.fail(key, "must be longer than zero")
+        } else {
+            Ok(period.0)
+        }
     }
 
     fn size(&self, key: &str, size: ByteSize, least: ByteSize, words: &str) -> Checked<usize> {
-        if size < least { self.fail(key, format!("must be at least {words}")) } else { Ok(size.as_usize()) }
+        if size < least {
+            self.fail(key, format!("must be at least {words}"))
+        } else {
+            Ok(size.as_usize())
+        }
     }
 
     fn tls(&self, key: &str, config: &TlsConfig, alpn: Alpn) -> Checked<Arc<rustls::ServerConfig>> {
         let read = |part: &str, path: &Path| {
-            (self.world.file)(path).or_else(|e| self.fail(&format!("{key}.{part}"), format!("cannot read {}: {e}", path.display())))
+            (self.world.file)(path).or_else(|e| {
+                self.fail(
+                    &format!("{key}.{part}"),
+                    format!("cannot read {}: {e}", path.display()),
+                )
+            })
         };
         let cert = read("cert", &config.cert)?;
         let private = read("key", &config.key)?;
-        let ca = config.client_ca.as_deref().map(|path| read("client_ca", path)).transpose()?;
+        let ca = config
+            .client_ca
+            .as_deref()
+            .map(|path| read("client_ca", path))
+            .transpose()?;
         tls::server_config(&cert, &private, ca.as_deref(), alpn)
             .or_else(|e| self.fail(&format!("{key}.{}", e.part()), e.to_string()))
     }
@@ -84,19 +107,33 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
     let runs = runs(&site, file.runs.as_ref(), &mut notes)?;
     let store = store(&site, file.store.as_ref(), &mut notes)?;
     provider_rules(&site, &file)?;
-    let models = models::build(&site, &file.models, &file.providers, file.link.is_some(), &mut notes)?;
+    let models = models::build(
+        &site,
+        &file.models,
+        &file.providers,
+        file.link.is_some(),
+        &mut notes,
+    )?;
     keys::rules(&site, &file.auth, &mut notes)?;
     if file.auth.keys.is_empty() {
         loopback_only(&site, &file)?;
-        notes.push(String::from("no key configured: listens on loopback only, every role is granted"));
+        notes.push(String::from(
+            "no key configured: listens on loopback only, every role is granted",
+        ));
     }
     if file.providers.is_empty() && file.link.is_none() {
-        notes.push(String::from("no [[providers]] and no [link]: nothing can be served"));
+        notes.push(String::from(
+            "no [[providers]] and no [link]: nothing can be served",
+        ));
     }
     // From here on the outside is asked.
     let keys = keys::build(&site, &file.auth)?;
     let link = match (link, &file.link) {
-        (Some(listen), Some(l)) => Some(LinkSettings { listen, tokens: tokens(&site, l)?, tls: opt_tls(&site, "link.tls", l.tls.as_ref(), Alpn::Upgrade)? }),
+        (Some(listen), Some(l)) => Some(LinkSettings {
+            listen,
+            tokens: tokens(&site, l)?,
+            tls: opt_tls(&site, "link.tls", l.tls.as_ref(), Alpn::Upgrade)?,
+        }),
         _ => None,
     };
     let tls = opt_tls(&site, "server.tls", file.server.tls.as_ref(), Alpn::Http)?;
@@ -105,8 +142,15 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
         .into_iter()
         .enumerate()
         .map(|(i, config)| {
-            let api_key = config.api_key.as_ref().map(|r| site.secret(&format!("providers[{i}].api_key"), r)).transpose()?;
-            Ok(ProviderSettings { config, api_key: api_key.map(Arc::new) })
+            let api_key = config
+                .api_key
+                .as_ref()
+                .map(|r| site.secret(&format!("providers[{i}].api_key"), r))
+                .transpose()?;
+            Ok(ProviderSettings {
+                config,
+                api_key: api_key.map(Arc::new),
+            })
         })
         .collect::<Checked<Vec<_>>>()?;
     Ok(Settings {
@@ -128,9 +172,12 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
 const LATER: &str = "not available yet";
 
 fn refuse_what_is_not_there_yet(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
-    for (key, value) in
-        [("agents", &file.agents), ("flows", &file.flows), ("triggers", &file.triggers), ("nats", &file.nats)]
-    {
+    for (key, value) in [
+        ("agents", &file.agents),
+        ("flows", &file.flows),
+        ("triggers", &file.triggers),
+        ("nats", &file.nats),
+    ] {
         if value.is_some() {
             return site.fail(key, LATER);
         }
@@ -151,10 +198,16 @@ fn server(site: &Site<'_>, file: &ServerFile) -> Checked<ServerSettings> {
     let body_limit = site.size("server.body_limit", file.body_limit, ByteSize::kib(1), "1KiB")?;
     let body_memory = file.body_memory.as_usize();
     if body_limit > body_memory {
-        return site.fail("server.body_limit", "must not be above server.body_memory: no body of that size could be read");
+        return site.fail(
+            "server.body_limit",
+            "must not be above server.body_memory: no body of that size could be read",
+        );
     }
     if file.tls.as_ref().is_some_and(|t| t.client_ca.is_some()) {
-        return site.fail("server.tls.client_ca", "is for [link] only: clients of [server] show keys");
+        return site.fail(
+            "server.tls.client_ca",
+            "is for [link] only: clients of [server] show keys",
+        );
     }
     Ok(ServerSettings {
         listen: file.listen,
@@ -168,13 +221,20 @@ fn server(site: &Site<'_>, file: &ServerFile) -> Checked<ServerSettings> {
 
 fn link_rules(site: &Site<'_>, file: &LinkFile) -> Checked<SocketAddr> {
     if file.tokens.is_empty() {
-        return site.fail("link.tokens", "must name at least one token: nodes authenticate with it");
+        return site.fail(
+            "link.tokens",
+            "must name at least one token: nodes authenticate with it",
+        );
     }
     Ok(file.listen)
 }
 
 fn tokens(site: &Site<'_>, file: &LinkFile) -> Checked<Vec<SecretString>> {
-    file.tokens.iter().enumerate().map(|(i, t)| site.secret(&format!("link.tokens[{i}]"), t)).collect()
+    file.tokens
+        .iter()
+        .enumerate()
+        .map(|(i, t)| site.secret(&format!("link.tokens[{i}]"), t))
+        .collect()
 }
 
 fn opt_tls(
@@ -195,7 +255,10 @@ fn loopback_only(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
     ];
     for (key, listen) in listeners {
         if listen.is_some_and(|a| !a.ip().to_canonical().is_loopback()) {
-            return site.fail(key, "no key configured: listens on loopback only; add [auth] keys to listen elsewhere");
+            return site.fail(
+                key,
+                "no key configured: listens on loopback only; add [auth] keys to listen elsewhere",
+            );
         }
     }
     Ok(())
@@ -203,7 +266,10 @@ fn loopback_only(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
 
 fn gate(site: &Site<'_>, file: &GateFile) -> Checked<GateSettings> {
     if file.max_attempts == 0 {
-        return site.fail("gate.max_attempts", "must be at least 1: the first dispatch counts");
+        return site.fail(
+            "gate.max_attempts",
+            "must be at least 1: the first dispatch counts",
+        );
     }
     let unless_zero = |p: Period| (!p.0.is_zero()).then_some(p.0);
     Ok(GateSettings {
@@ -223,10 +289,17 @@ fn queue(site: &Site<'_>, file: &QueueFile) -> Checked<QueueSettings> {
     if file.max_depth > MOST {
         return site.fail("queue.max_depth", format!("must be at most {MOST}"));
     }
-    Ok(QueueSettings { max_depth: file.max_depth, max_wait: file.max_wait.0 })
+    Ok(QueueSettings {
+        max_depth: file.max_depth,
+        max_wait: file.max_wait.0,
+    })
 }
 
-fn ejection(site: &Site<'_>, file: Option<&EjectionFile>, notes: &mut Vec<String>) -> Checked<EjectionSettings> {
+fn ejection(
+    site: &Site<'_>,
+    file: Option<&EjectionFile>,
+    notes: &mut Vec<String>,
+) -> Checked<EjectionSettings> {
     if file.is_some() {
         notes.push(String::from("[ejection] is not used yet"));
     }
@@ -239,7 +312,11 @@ fn ejection(site: &Site<'_>, file: Option<&EjectionFile>, notes: &mut Vec<String
     if file.max < file.base {
         return site.fail("ejection.max", "must not be below ejection.base");
     }
-    Ok(EjectionSettings { consecutive: file.consecutive, base, max: file.max.0 })
+    Ok(EjectionSettings {
+        consecutive: file.consecutive,
+        base,
+        max: file.max.0,
+    })
 }
 
 fn runs(site: &Site<'_>, file: Option<&RunsFile>, notes: &mut Vec<String>) -> Checked<RunsSettings> {
@@ -253,7 +330,11 @@ fn runs(site: &Site<'_>, file: Option<&RunsFile>, notes: &mut Vec<String>) -> Ch
     }
     let lease_ttl = site.positive("runs.lease_ttl", file.lease_ttl)?;
     let poll_interval = site.positive("runs.poll_interval", file.poll_interval)?;
-    Ok(RunsSettings { workers: file.workers, lease_ttl, poll_interval })
+    Ok(RunsSettings {
+        workers: file.workers,
+        lease_ttl,
+        poll_interval,
+    })
 }
 
 fn store(site: &Site<'_>, file: Option<&StoreFile>, notes: &mut Vec<String>) -> Checked<StoreUrl> {
@@ -268,7 +349,10 @@ fn store(site: &Site<'_>, file: Option<&StoreFile>, notes: &mut Vec<String>) -> 
     } else if rest("postgres://").or_else(|| rest("postgresql://")).is_some() {
         Ok(StoreUrl::Postgres(url.clone()))
     } else {
-        site.fail("store.url", "must be sqlite://FILE or postgres://USER@HOST/DATABASE")
+        site.fail(
+            "store.url",
+            "must be sqlite://FILE or postgres://USER@HOST/DATABASE",
+        )
     }
 }
 
@@ -276,7 +360,10 @@ fn provider_rules(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
     for (i, provider) in file.providers.iter().enumerate() {
         let key = format!("providers[{i}]");
         if file.providers[..i].iter().any(|p| p.id == provider.id) {
-            return site.fail(&format!("{key}.id"), format!("provider {:?} is defined twice", provider.id));
+            return site.fail(
+                &format!("{key}.id"),
+                format!("provider {:?} is defined twice", provider.id),
+            );
         }
         provider.validate(site.source, &key)?;
     }

@@ -78,7 +78,9 @@ pub(super) struct StoreFile {
 
 impl Default for StoreFile {
     fn default() -> Self {
-        Self { url: String::from("sqlite://iop.db") }
+        Self {
+            url: String::from("sqlite://iop.db"),
+        }
     }
 }
 
@@ -158,7 +160,11 @@ pub(super) struct EjectionFile {
 
 impl Default for EjectionFile {
     fn default() -> Self {
-        Self { consecutive: 5, base: Period::secs(2), max: Period::secs(20) }
+        Self {
+            consecutive: 5,
+            base: Period::secs(2),
+            max: Period::secs(20),
+        }
     }
 }
 
@@ -171,7 +177,10 @@ pub(super) struct QueueFile {
 
 impl Default for QueueFile {
     fn default() -> Self {
-        Self { max_depth: 256, max_wait: Period::secs(30) }
+        Self {
+            max_depth: 256,
+            max_wait: Period::secs(30),
+        }
     }
 }
 
@@ -228,6 +237,10 @@ pub(super) struct RunsFile {
 
 impl Default for RunsFile {
     fn default() -> Self {
-        Self { workers: 16, lease_ttl: Period::secs(30), poll_interval: Period::secs(1) }
+        Self {
+            workers: 16,
+            lease_ttl: Period::secs(30),
+            poll_interval: Period::secs(1),
+        }
     }
 }

@@ -19,7 +19,11 @@ pub fn digest(secret: &str) -> Digest {
 /// Lower-case hex, as in `secret_sha256`.
 pub fn hex(digest: &Digest) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    digest.iter().flat_map(|b| [b >> 4, b & 15]).map(|n| char::from(DIGITS[usize::from(n)])).collect()
+    digest
+        .iter()
+        .flat_map(|b| [b >> 4, b & 15])
+        .map(|n| char::from(DIGITS[usize::from(n)]))
+        .collect()
 }
 
 fn from_hex(text: &str) -> Option<Digest> {
@@ -59,14 +63,22 @@ pub(super) fn rules(site: &Site<'_>, file: &AuthFile, notes: &mut Vec<String>) -
             (Some(_), None) => {}
             (None, Some(hex)) if from_hex(hex).is_some() => {}
             (None, Some(_)) => return site.fail(&at("secret_sha256"), "must be 64 hexadecimal digits"),
-            (Some(_), Some(_)) => return site.fail(&at("secret_sha256"), "give either secret or secret_sha256, not both"),
+            (Some(_), Some(_)) => {
+                return site.fail(
+                    &at("secret_sha256"),
+                    "give either secret or secret_sha256, not both",
+                );
+            }
             (None, None) => return site.fail(&at("secret"), "give either secret or secret_sha256"),
         }
         if key.roles.is_empty() {
             return site.fail(&at("roles"), "must name at least one role");
         }
         if key.concurrency == Some(0) {
-            return site.fail(&at("concurrency"), "must be at least 1; leave it out for no limit");
+            return site.fail(
+                &at("concurrency"),
+                "must be at least 1; leave it out for no limit",
+            );
         }
         for (m, pattern) in key.models.iter().enumerate() {
             if pattern_of(pattern).is_none() {
@@ -77,7 +89,10 @@ pub(super) fn rules(site: &Site<'_>, file: &AuthFile, notes: &mut Vec<String>) -
             }
         }
         if key.priority.is_some_and(|p| p != Priority::Normal) {
-            notes.push(format!("{} is not used yet: the queue is first come, first served", at("priority")));
+            notes.push(format!(
+                "{} is not used yet: the queue is first come, first served",
+                at("priority")
+            ));
         }
     }
     Ok(())
@@ -88,7 +103,11 @@ pub(super) fn build(site: &Site<'_>, file: &AuthFile) -> Checked<Vec<KeySettings
     let mut seen: HashMap<Digest, &str> = HashMap::new();
     let mut keys = Vec::with_capacity(file.keys.len());
     for (i, key) in file.keys.iter().enumerate() {
-        let field = if key.secret.is_some() { "secret" } else { "secret_sha256" };
+        let field = if key.secret.is_some() {
+            "secret"
+        } else {
+            "secret_sha256"
+        };
         let at = format!("auth.keys[{i}].{field}");
         let digest = match (&key.secret, key.secret_sha256.as_deref().and_then(from_hex)) {
             (Some(reference), _) => digest(site.secret(&at, reference)?.expose_secret()),
@@ -123,7 +142,11 @@ fn pattern_of(text: &str) -> Option<ModelPattern> {
 fn filter_of(key: &KeyFile) -> ModelFilter {
     let patterns: Vec<ModelPattern> = key.models.iter().filter_map(|m| pattern_of(m)).collect();
     let everything = |p: &ModelPattern| matches!(p, ModelPattern::Prefix(start) if start.is_empty());
-    if patterns.iter().any(everything) { ModelFilter::All } else { ModelFilter::Only(patterns) }
+    if patterns.iter().any(everything) {
+        ModelFilter::All
+    } else {
+        ModelFilter::Only(patterns)
+    }
 }
 
 #[cfg(test)]
@@ -133,7 +156,10 @@ mod tests {
     #[test]
     fn digests_are_written_and_read_as_hex() {
         let d = digest("abc");
-        assert_eq!(hex(&d), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(
+            hex(&d),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
         assert_eq!(from_hex(&hex(&d)), Some(d));
         assert_eq!(from_hex(&hex(&d).to_uppercase()), Some(d));
         for bad in ["", "ba", &"g".repeat(64), &"é".repeat(32), &"0".repeat(66)] {

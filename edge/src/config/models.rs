@@ -32,17 +32,25 @@ pub(super) fn build(
             return site.fail(&at("candidates"), "must name at least one candidate");
         }
         if file.affinity == Affinity::Prefix {
-            notes.push(format!("{} is not used yet: requests go to the least loaded candidate", at("affinity")));
+            notes.push(format!(
+                "{} is not used yet: requests go to the least loaded candidate",
+                at("affinity")
+            ));
         }
         let mut candidates: Vec<Candidate> = Vec::with_capacity(file.candidates.len());
         for (c, written) in file.candidates.iter().enumerate() {
             let key = at(&format!("candidates[{c}]"));
             let candidate = candidate(site, &key, written, providers)?;
-            if candidates.iter().any(|o| o.provider == candidate.provider && o.target == candidate.target) {
+            if candidates
+                .iter()
+                .any(|o| o.provider == candidate.provider && o.target == candidate.target)
+            {
                 return site.fail(&key, "names the same provider and target as another candidate");
             }
             if candidate.provider.node().is_some() && !has_link {
-                notes.push(format!("{key}.provider is on a node, but without [link] no node can dial in"));
+                notes.push(format!(
+                    "{key}.provider is on a node, but without [link] no node can dial in"
+                ));
             }
             candidates.push(candidate);
         }
@@ -68,10 +76,18 @@ pub(super) fn build(
     Ok(models)
 }
 
-fn candidate(site: &Site<'_>, key: &str, file: &CandidateFile, providers: &[ProviderConfig]) -> Checked<Candidate> {
+fn candidate(
+    site: &Site<'_>,
+    key: &str,
+    file: &CandidateFile,
+    providers: &[ProviderConfig],
+) -> Checked<Candidate> {
     let at = |field: &str| format!("{key}.{field}");
     let Ok(provider) = ProviderKey::parse(&file.provider) else {
-        return site.fail(&at("provider"), "must be PROVIDER or NODE/PROVIDER, each part matching [A-Za-z0-9._-]{1,64}");
+        return site.fail(
+            &at("provider"),
+            "must be PROVIDER or NODE/PROVIDER, each part matching [A-Za-z0-9._-]{1,64}",
+        );
     };
     if !is_name(&file.target) {
         return site.fail(&at("target"), "must be 1 to 512 bytes of printable text");
@@ -82,13 +98,24 @@ fn candidate(site: &Site<'_>, key: &str, file: &CandidateFile, providers: &[Prov
     // What a node serves is known only once it is here; the embedded node's file is this one.
     if provider.node().is_none() {
         let Some(known) = providers.iter().find(|p| p.id.as_str() == provider.as_str()) else {
-            return site.fail(&at("provider"), format!("no provider {:?} in [[providers]]", provider.as_str()));
+            return site.fail(
+                &at("provider"),
+                format!("no provider {:?} in [[providers]]", provider.as_str()),
+            );
         };
         if serves(known, &file.target) == Some(false) {
-            return site.fail(&at("target"), format!("provider {:?} has no target {:?}", provider.as_str(), file.target));
+            return site.fail(
+                &at("target"),
+                format!("provider {:?} has no target {:?}", provider.as_str(), file.target),
+            );
         }
     }
-    Ok(Candidate { provider, target: Arc::from(file.target.as_str()), priority: file.priority, weight: file.weight })
+    Ok(Candidate {
+        provider,
+        target: Arc::from(file.target.as_str()),
+        priority: file.priority,
+        weight: file.weight,
+    })
 }
 
 /// `None`: the provider's targets are asked from it later.

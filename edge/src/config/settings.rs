@@ -199,8 +199,17 @@ mod tests {
 
     #[test]
     fn an_allow_list_knows_names_and_prefixes() {
-        let only = ModelFilter::Only(vec![ModelPattern::Exact("a".into()), ModelPattern::Prefix("qwen/".into())]);
-        for (name, allowed) in [("a", true), ("ab", false), ("qwen/3", true), ("qwen", false), ("", false)] {
+        let only = ModelFilter::Only(vec![
+            ModelPattern::Exact("a".into()),
+            ModelPattern::Prefix("qwen/".into()),
+        ]);
+        for (name, allowed) in [
+            ("a", true),
+            ("ab", false),
+            ("qwen/3", true),
+            ("qwen", false),
+            ("", false),
+        ] {
             assert_eq!(only.allows(name), allowed, "{name}");
         }
         assert!(ModelFilter::All.allows("anything"));

@@ -84,14 +84,23 @@ gen_ai_metrics = false
 
 fn parse(text: &str) -> Result<Settings, ConfigError> {
     let env = |name: &str| match name {
-        "IOP_LINK_TOKEN" | "IOP_KEY_CI" | "VLLM_API_KEY" | "IOP_TWIN" => Some(format!("value of {}", name.replace("IOP_TWIN", "IOP_KEY_CI"))),
+        "IOP_LINK_TOKEN" | "IOP_KEY_CI" | "VLLM_API_KEY" | "IOP_TWIN" => {
+            Some(format!("value of {}", name.replace("IOP_TWIN", "IOP_KEY_CI")))
+        }
         _ => None,
     };
     let file = |path: &Path| match path.to_str() {
         Some("token") => Ok(String::from("from-file\n")),
         _ => Err(io::Error::from(io::ErrorKind::NotFound)),
     };
-    Settings::parse("edge.toml", text, &World { env: &env, file: &file })
+    Settings::parse(
+        "edge.toml",
+        text,
+        &World {
+            env: &env,
+            file: &file,
+        },
+    )
 }
 
 fn refused(text: &str) -> ConfigError {
@@ -122,20 +131,43 @@ fn an_empty_file_has_the_documented_defaults() {
             snapshot_bytes: 64 << 20,
         }
     );
-    let ejection = EjectionSettings { consecutive: 5, base: Duration::from_secs(2), max: Duration::from_secs(20) };
+    let ejection = EjectionSettings {
+        consecutive: 5,
+        base: Duration::from_secs(2),
+        max: Duration::from_secs(20),
+    };
     assert_eq!(s.ejection, ejection);
-    assert_eq!(s.queue, QueueSettings { max_depth: 256, max_wait: Duration::from_secs(30) });
-    let runs = RunsSettings { workers: 16, lease_ttl: Duration::from_secs(30), poll_interval: Duration::from_secs(1) };
+    assert_eq!(
+        s.queue,
+        QueueSettings {
+            max_depth: 256,
+            max_wait: Duration::from_secs(30)
+        }
+    );
+    let runs = RunsSettings {
+        workers: 16,
+        lease_ttl: Duration::from_secs(30),
+        poll_interval: Duration::from_secs(1),
+    };
     assert_eq!(s.runs, runs);
     assert!(s.store == StoreUrl::Sqlite("sqlite://iop.db".into()));
-    assert_eq!((s.telemetry.log.as_str(), s.telemetry.log_format), ("info", LogFormat::Json));
+    assert_eq!(
+        (s.telemetry.log.as_str(), s.telemetry.log_format),
+        ("info", LogFormat::Json)
+    );
     assert!(s.providers.is_empty() && s.models.is_empty());
-    assert!(s.notes.iter().any(|n| n.contains("loopback only")), "{:?}", s.notes);
+    assert!(
+        s.notes.iter().any(|n| n.contains("loopback only")),
+        "{:?}",
+        s.notes
+    );
 }
 
 #[test]
 fn a_link_listens_on_its_default_port() {
-    let s = parse("[link]\ntokens = [{ env = \"IOP_LINK_TOKEN\" }]\n").ok().unwrap();
+    let s = parse("[link]\ntokens = [{ env = \"IOP_LINK_TOKEN\" }]\n")
+        .ok()
+        .unwrap();
     assert_eq!(s.link.unwrap().listen, "127.0.0.1:7070".parse().unwrap());
 }
 
@@ -148,35 +180,74 @@ fn the_whole_file_is_read() {
     let tokens: Vec<&str> = link.tokens.iter().map(|t| t.expose_secret()).collect();
     assert_eq!(tokens, ["value of IOP_LINK_TOKEN", "from-file"]);
     assert_eq!(s.keys[0].digest, digest("value of IOP_KEY_CI"));
-    assert_eq!((s.keys[0].roles, &s.keys[0].models), (Roles::of(&[Role::Inference]), &ModelFilter::All));
+    assert_eq!(
+        (s.keys[0].roles, &s.keys[0].models),
+        (Roles::of(&[Role::Inference]), &ModelFilter::All)
+    );
     assert_eq!(s.keys[1].digest, digest("abc"));
-    assert_eq!((s.keys[1].roles, s.keys[1].concurrency, s.keys[1].priority), (Roles::ALL, Some(32), Priority::High));
-    assert_eq!((s.gate.keepalive_open_after, s.gate.keepalive_interval), (None, None));
+    assert_eq!(
+        (s.keys[1].roles, s.keys[1].concurrency, s.keys[1].priority),
+        (Roles::ALL, Some(32), Priority::High)
+    );
+    assert_eq!(
+        (s.gate.keepalive_open_after, s.gate.keepalive_interval),
+        (None, None)
+    );
     assert_eq!((s.gate.on_node_lost, s.gate.max_attempts), (OnNodeLost::Fail, 2));
     assert_eq!(s.queue.max_depth, 10);
     assert_eq!(s.providers[0].config.id.as_str(), "local");
-    assert_eq!(s.providers[0].api_key.as_ref().map(|k| k.expose_secret()), Some("value of VLLM_API_KEY"));
+    assert_eq!(
+        s.providers[0].api_key.as_ref().map(|k| k.expose_secret()),
+        Some("value of VLLM_API_KEY")
+    );
     let model = &s.models[0];
     assert_eq!(&*model.name, "qwen");
-    let candidates: Vec<_> = model.candidates.iter().map(|c| (c.provider.as_str(), &*c.target, c.priority, c.weight)).collect();
+    let candidates: Vec<_> = model
+        .candidates
+        .iter()
+        .map(|c| (c.provider.as_str(), &*c.target, c.priority, c.weight))
+        .collect();
     assert_eq!(
         candidates,
-        [("local", "Qwen/Qwen3-8B", 0, 3), ("gpu-1/vllm", "Qwen/Qwen3-8B", 0, 1), ("gpu-2/ollama", "qwen3:8b", 1, 1)]
+        [
+            ("local", "Qwen/Qwen3-8B", 0, 3),
+            ("gpu-1/vllm", "Qwen/Qwen3-8B", 0, 1),
+            ("gpu-2/ollama", "qwen3:8b", 1, 1)
+        ]
     );
     assert_eq!(model.liveness.stall, Some(Duration::from_secs(60)));
     assert_eq!(model.liveness.first_content, Some(Duration::from_secs(20)));
     assert!(s.store == StoreUrl::Postgres("postgres://iop@db/iop".into()));
     for unused in ["affinity", "priority", "[ejection]", "[runs]", "[store]"] {
-        assert!(s.notes.iter().any(|n| n.contains(unused) && n.contains("not used yet")), "{unused}: {:?}", s.notes);
+        assert!(
+            s.notes
+                .iter()
+                .any(|n| n.contains(unused) && n.contains("not used yet")),
+            "{unused}: {:?}",
+            s.notes
+        );
     }
 }
 
 #[test]
 fn the_demo_needs_nothing() {
-    let nothing = World { env: &|_| None, file: &|_| Err(io::Error::from(io::ErrorKind::NotFound)) };
-    let s = Settings::parse("demo", DEMO, &nothing).map_err(|e| e.to_string()).ok().unwrap();
+    let nothing = World {
+        env: &|_| None,
+        file: &|_| Err(io::Error::from(io::ErrorKind::NotFound)),
+    };
+    let s = Settings::parse("demo", DEMO, &nothing)
+        .map_err(|e| e.to_string())
+        .ok()
+        .unwrap();
     assert!(s.server.listen.ip().is_loopback() && s.link.is_none());
-    assert!(s.providers[0].config.script.as_ref().unwrap().contains_key("demo"));
+    assert!(
+        s.providers[0]
+            .config
+            .script
+            .as_ref()
+            .unwrap()
+            .contains_key("demo")
+    );
 }
 
 const PROVIDER: &str = "[[providers]]\nid = \"p\"\nadapter = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\ntargets = [\"t\"]\n";
@@ -192,27 +263,67 @@ fn every_rule_names_file_line_and_key() {
         ("\n[flows.a]\n".into(), 2, "flows"),
         ("[triggers.a]\n".into(), 1, "triggers"),
         ("[nats]\nurl = \"nats://127.0.0.1:4222\"\n".into(), 1, "nats"),
-        ("[telemetry]\notlp_endpoint = \"http://127.0.0.1:4317\"\n".into(), 2, "telemetry.otlp_endpoint"),
-        ("[telemetry]\ngen_ai_metrics = true\n".into(), 2, "telemetry.gen_ai_metrics"),
+        (
+            "[telemetry]\notlp_endpoint = \"http://127.0.0.1:4317\"\n".into(),
+            2,
+            "telemetry.otlp_endpoint",
+        ),
+        (
+            "[telemetry]\ngen_ai_metrics = true\n".into(),
+            2,
+            "telemetry.gen_ai_metrics",
+        ),
         ("[telemetry]\nlog = \"a=b=c\"\n".into(), 2, "telemetry.log"),
         ("[server]\nlisten = \"localhost\"\n".into(), 2, "server.listen"),
         ("[server]\nlisten = \"0.0.0.0:80\"\n".into(), 2, "server.listen"),
-        ("[server]\nmetrics_listen = \"[::]:80\"\n".into(), 2, "server.metrics_listen"),
-        ("[link]\nlisten = \"0.0.0.0:1\"\ntokens = [{ env = \"IOP_LINK_TOKEN\" }]\n".into(), 2, "link.listen"),
+        (
+            "[server]\nmetrics_listen = \"[::]:80\"\n".into(),
+            2,
+            "server.metrics_listen",
+        ),
+        (
+            "[link]\nlisten = \"0.0.0.0:1\"\ntokens = [{ env = \"IOP_LINK_TOKEN\" }]\n".into(),
+            2,
+            "link.listen",
+        ),
         ("[server]\nbody_limit = \"10B\"\n".into(), 2, "server.body_limit"),
-        ("[server]\nbody_memory = \"1MiB\"\nbody_limit = \"2MiB\"\n".into(), 3, "server.body_limit"),
-        ("[server]\ntls = { cert = \"c\", key = \"k\" }\n".into(), 2, "server.tls.cert"),
-        ("[server]\ntls = { cert = \"token\", key = \"token\" }\n".into(), 2, "server.tls.cert"),
-        ("[server]\ntls = { cert = \"c\", key = \"k\", client_ca = \"a\" }\n".into(), 2, "server.tls.client_ca"),
+        (
+            "[server]\nbody_memory = \"1MiB\"\nbody_limit = \"2MiB\"\n".into(),
+            3,
+            "server.body_limit",
+        ),
+        (
+            "[server]\ntls = { cert = \"c\", key = \"k\" }\n".into(),
+            2,
+            "server.tls.cert",
+        ),
+        (
+            "[server]\ntls = { cert = \"token\", key = \"token\" }\n".into(),
+            2,
+            "server.tls.cert",
+        ),
+        (
+            "[server]\ntls = { cert = \"c\", key = \"k\", client_ca = \"a\" }\n".into(),
+            2,
+            "server.tls.client_ca",
+        ),
         ("[link]\n".into(), 1, "link.tokens"),
         ("[link]\ntokens = []\n".into(), 2, "link.tokens"),
-        ("[link]\ntokens = [\n{ env = \"IOP_LINK_TOKEN\" },\n{ env = \"NONE\" }]\n".into(), 4, "link.tokens[1]"),
+        (
+            "[link]\ntokens = [\n{ env = \"IOP_LINK_TOKEN\" },\n{ env = \"NONE\" }]\n".into(),
+            4,
+            "link.tokens[1]",
+        ),
         ("[store]\nurl = \"mysql://x\"\n".into(), 2, "store.url"),
         ("[store]\nurl = \"sqlite://\"\n".into(), 2, "store.url"),
         ("[gate]\nmax_attempts = 0\n".into(), 2, "gate.max_attempts"),
         ("[gate]\nmax_elapsed = \"0s\"\n".into(), 2, "gate.max_elapsed"),
         ("[gate]\nhold_bytes = \"1B\"\n".into(), 2, "gate.hold_bytes"),
-        ("[gate]\nclient_write_timeout = \"0s\"\n".into(), 2, "gate.client_write_timeout"),
+        (
+            "[gate]\nclient_write_timeout = \"0s\"\n".into(),
+            2,
+            "gate.client_write_timeout",
+        ),
         ("[gate]\non_node_lost = \"pray\"\n".into(), 2, "gate.on_node_lost"),
         ("[ejection]\nconsecutive = 0\n".into(), 2, "ejection.consecutive"),
         ("[ejection]\nbase = \"30s\"\n".into(), 1, "ejection.max"),
@@ -221,49 +332,161 @@ fn every_rule_names_file_line_and_key() {
         ("[runs]\nlease_ttl = \"0s\"\n".into(), 2, "runs.lease_ttl"),
         (format!("{PROVIDER}capacity = 0\n"), 6, "providers[0].capacity"),
         (format!("{PROVIDER}{PROVIDER}"), 7, "providers[1].id"),
-        (format!("{PROVIDER}api_key = {{ env = \"NONE\" }}\n"), 6, "providers[0].api_key"),
+        (
+            format!("{PROVIDER}api_key = {{ env = \"NONE\" }}\n"),
+            6,
+            "providers[0].api_key",
+        ),
         (format!("{PROVIDER}{MODEL}{MODEL}"), 10, "models[1].name"),
         (model(""), 6, "models[0].candidates"),
         (model("candidates = []"), 8, "models[0].candidates"),
-        (format!("{PROVIDER}{}", MODEL.replace("\"m\"", "\"\"")), 7, "models[0].name"),
-        (candidate("provider = \"q\", target = \"t\""), 8, "models[0].candidates[0].provider"),
-        (candidate("provider = \"a/b/c\", target = \"t\""), 8, "models[0].candidates[0].provider"),
-        (candidate("provider = \"p\", target = \"u\""), 8, "models[0].candidates[0].target"),
-        (candidate("provider = \"n/p\", target = \"\""), 8, "models[0].candidates[0].target"),
-        (candidate("provider = \"p\", target = \"t\", weight = 0"), 8, "models[0].candidates[0].weight"),
-        (candidate("provider = \"p\", target = \"t\", priority = -1"), 8, "models[0].candidates[0].priority"),
-        (model("candidates = [\n{ provider = \"p\", target = \"t\" },\n{ provider = \"p\", target = \"t\", weight = 2 }]"), 10, "models[0].candidates[1]"),
-        (format!("{PROVIDER}{MODEL}liveness = \"fast\"\n"), 9, "models[0].liveness"),
-        (format!("{PROVIDER}{MODEL}affinity = \"sticky\"\n"), 9, "models[0].affinity"),
-        (format!("{PROVIDER}{MODEL}first_content_timeout = \"0s\"\n"), 9, "models[0].first_content_timeout"),
+        (
+            format!("{PROVIDER}{}", MODEL.replace("\"m\"", "\"\"")),
+            7,
+            "models[0].name",
+        ),
+        (
+            candidate("provider = \"q\", target = \"t\""),
+            8,
+            "models[0].candidates[0].provider",
+        ),
+        (
+            candidate("provider = \"a/b/c\", target = \"t\""),
+            8,
+            "models[0].candidates[0].provider",
+        ),
+        (
+            candidate("provider = \"p\", target = \"u\""),
+            8,
+            "models[0].candidates[0].target",
+        ),
+        (
+            candidate("provider = \"n/p\", target = \"\""),
+            8,
+            "models[0].candidates[0].target",
+        ),
+        (
+            candidate("provider = \"p\", target = \"t\", weight = 0"),
+            8,
+            "models[0].candidates[0].weight",
+        ),
+        (
+            candidate("provider = \"p\", target = \"t\", priority = -1"),
+            8,
+            "models[0].candidates[0].priority",
+        ),
+        (
+            model(
+                "candidates = [\n{ provider = \"p\", target = \"t\" },\n{ provider = \"p\", target = \"t\", weight = 2 }]",
+            ),
+            10,
+            "models[0].candidates[1]",
+        ),
+        (
+            format!("{PROVIDER}{MODEL}liveness = \"fast\"\n"),
+            9,
+            "models[0].liveness",
+        ),
+        (
+            format!("{PROVIDER}{MODEL}affinity = \"sticky\"\n"),
+            9,
+            "models[0].affinity",
+        ),
+        (
+            format!("{PROVIDER}{MODEL}first_content_timeout = \"0s\"\n"),
+            9,
+            "models[0].first_content_timeout",
+        ),
         (key("secret = \"plain\""), 3, "auth.keys[0].secret"),
         (key("secret = { env = \"NONE\" }"), 3, "auth.keys[0].secret"),
         (key("roles = [\"inference\"]"), 3, "auth.keys[0].secret"),
         (key("secret_sha256 = \"ab\""), 3, "auth.keys[0].secret_sha256"),
-        (key(&format!("secret = {{ env = \"IOP_KEY_CI\" }}, secret_sha256 = \"{}\"", "0".repeat(64))), 3, "auth.keys[0].secret_sha256"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, roles = [\"king\"]"), 3, "auth.keys[0].roles"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, roles = []"), 3, "auth.keys[0].roles"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, models = [\"a*b\"]"), 3, "auth.keys[0].models[0]"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, concurrency = 0"), 3, "auth.keys[0].concurrency"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, priority = \"urgent\""), 3, "auth.keys[0].priority"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, rpm = 600"), 3, "auth.keys[0].rpm"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, tpm = 600"), 3, "auth.keys[0].tpm"),
-        (key("secret = { env = \"IOP_KEY_CI\" }, budget = { usd = 1 }"), 3, "auth.keys[0].budget"),
-        (key("secret = { env = \"IOP_KEY_CI\" } },\n  { name = \"a\", secret = { env = \"IOP_LINK_TOKEN\" }"), 4, "auth.keys[1].name"),
-        (key("secret = { env = \"IOP_KEY_CI\" } },\n  { name = \"b\", secret = { env = \"IOP_TWIN\" }"), 4, "auth.keys[1].secret"),
-        (key("secret = { env = \"IOP_KEY_CI\" } },\n  { name = \"b c\", secret = { env = \"IOP_LINK_TOKEN\" }"), 4, "auth.keys[1].name"),
+        (
+            key(&format!(
+                "secret = {{ env = \"IOP_KEY_CI\" }}, secret_sha256 = \"{}\"",
+                "0".repeat(64)
+            )),
+            3,
+            "auth.keys[0].secret_sha256",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, roles = [\"king\"]"),
+            3,
+            "auth.keys[0].roles",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, roles = []"),
+            3,
+            "auth.keys[0].roles",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, models = [\"a*b\"]"),
+            3,
+            "auth.keys[0].models[0]",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, concurrency = 0"),
+            3,
+            "auth.keys[0].concurrency",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, priority = \"urgent\""),
+            3,
+            "auth.keys[0].priority",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, rpm = 600"),
+            3,
+            "auth.keys[0].rpm",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, tpm = 600"),
+            3,
+            "auth.keys[0].tpm",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" }, budget = { usd = 1 }"),
+            3,
+            "auth.keys[0].budget",
+        ),
+        (
+            key(
+                "secret = { env = \"IOP_KEY_CI\" } },\n  { name = \"a\", secret = { env = \"IOP_LINK_TOKEN\" }",
+            ),
+            4,
+            "auth.keys[1].name",
+        ),
+        (
+            key("secret = { env = \"IOP_KEY_CI\" } },\n  { name = \"b\", secret = { env = \"IOP_TWIN\" }"),
+            4,
+            "auth.keys[1].secret",
+        ),
+        (
+            key(
+                "secret = { env = \"IOP_KEY_CI\" } },\n  { name = \"b c\", secret = { env = \"IOP_LINK_TOKEN\" }",
+            ),
+            4,
+            "auth.keys[1].name",
+        ),
     ];
     for (text, line, key) in cases {
         let e = refused(&text);
         // An enum inside a list is named by its element.
         let names = e.key == key || e.key.strip_prefix(key).is_some_and(|rest| rest.starts_with('['));
-        assert!(names && e.line == line && e.file == "edge.toml", "want {line}: {key}, got {e}\n{text}");
+        assert!(
+            names && e.line == line && e.file == "edge.toml",
+            "want {line}: {key}, got {e}\n{text}"
+        );
     }
 }
 
 #[test]
 fn what_comes_later_says_so() {
-    for text in ["[nats]\nurl = \"x\"\n", "[agents.a]\n", "[telemetry]\ngen_ai_metrics = true\n"] {
+    for text in [
+        "[nats]\nurl = \"x\"\n",
+        "[agents.a]\n",
+        "[telemetry]\ngen_ai_metrics = true\n",
+    ] {
         assert_eq!(refused(text).message, "not available yet");
     }
 }
@@ -271,18 +494,31 @@ fn what_comes_later_says_so() {
 #[test]
 fn without_keys_no_listener_is_open_to_others() {
     let e = refused("[server]\nlisten = \"192.168.0.1:80\"\n");
-    assert!(e.message.contains("no key configured: listens on loopback only"), "{e}");
+    assert!(
+        e.message.contains("no key configured: listens on loopback only"),
+        "{e}"
+    );
     assert!(parse("[server]\nlisten = \"[::1]:80\"\n").is_ok());
     assert!(parse("[server]\nlisten = \"[::ffff:127.0.0.1]:80\"\n").is_ok());
     let keys = "[auth]\nkeys = [{ name = \"a\", secret = { env = \"IOP_KEY_CI\" } }]\n";
-    let s = parse(&format!("[server]\nlisten = \"0.0.0.0:80\"\n{keys}")).ok().unwrap();
+    let s = parse(&format!("[server]\nlisten = \"0.0.0.0:80\"\n{keys}"))
+        .ok()
+        .unwrap();
     assert_eq!(s.keys[0].roles, Roles::of(&[Role::Inference]));
 }
 
 #[test]
 fn a_candidate_of_a_node_is_not_judged_but_a_missing_link_is_said() {
-    let s = parse("[[models]]\nname = \"m\"\ncandidates = [{ provider = \"gpu-1/vllm\", target = \"t\" }]\n").ok().unwrap();
-    assert!(s.notes.iter().any(|n| n.contains("models[0].candidates[0].provider")), "{:?}", s.notes);
+    let s = parse("[[models]]\nname = \"m\"\ncandidates = [{ provider = \"gpu-1/vllm\", target = \"t\" }]\n")
+        .ok()
+        .unwrap();
+    assert!(
+        s.notes
+            .iter()
+            .any(|n| n.contains("models[0].candidates[0].provider")),
+        "{:?}",
+        s.notes
+    );
 }
 
 #[test]
@@ -295,7 +531,17 @@ fn a_script_names_the_targets_it_serves() {
 
 #[test]
 fn every_word_list_agrees_with_itself_about_unknown_keys() {
-    for section in ["server", "link", "store", "auth", "gate", "ejection", "queue", "runs", "telemetry"] {
+    for section in [
+        "server",
+        "link",
+        "store",
+        "auth",
+        "gate",
+        "ejection",
+        "queue",
+        "runs",
+        "telemetry",
+    ] {
         let e = refused(&format!("[{section}]\nunheard_of = 1\n"));
         assert_eq!((e.line, e.key), (2, format!("{section}.unheard_of")), "{section}");
     }

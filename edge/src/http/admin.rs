@@ -30,7 +30,9 @@ pub(super) fn route(app: &Arc<App>, rest: &str, request: &Request<Incoming>) -> 
         _ => return answer::with_allow(error(&answer::method_not_allowed(path)), GET),
     }
     let asked = || {
-        app.keys.authenticate(request.headers())?.require(Role::Operator)?;
+        app.keys
+            .authenticate(request.headers())?
+            .require(Role::Operator)?;
         Page::of(request.uri())
     };
     match asked() {
@@ -76,12 +78,18 @@ impl Page {
         let limit = match written.limit.as_deref().map(str::parse::<usize>) {
             None => LIMIT_DEFAULT,
             Some(Ok(n)) if (1..=LIMIT_MAX).contains(&n) => n,
-            Some(_) => return Err(ApiError::invalid("limit", "limit must be a whole number from 1 to 200.")),
+            Some(_) => {
+                return Err(ApiError::invalid(
+                    "limit",
+                    "limit must be a whole number from 1 to 200.",
+                ));
+            }
         };
         match written.after {
-            Some(after) if after.is_empty() || after.len() > 256 => {
-                Err(ApiError::invalid("after", "after must be the next_after of the page before."))
-            }
+            Some(after) if after.is_empty() || after.len() > 256 => Err(ApiError::invalid(
+                "after",
+                "after must be the next_after of the page before.",
+            )),
             after => Ok(Self { limit, after }),
         }
     }
@@ -94,7 +102,12 @@ impl Page {
         let has_more = all.len() > self.limit;
         all.truncate(self.limit);
         let next_after = all.last().filter(|_| has_more).map(|last| id(last).to_owned());
-        List { object: "list", data: all, has_more, next_after }
+        List {
+            object: "list",
+            data: all,
+            has_more,
+            next_after,
+        }
     }
 }
 
@@ -115,7 +128,11 @@ struct ErrorMembers<'a> {
 
 /// An error as `/api/v1` words it; status and headers as everywhere.
 fn error(e: &ApiError) -> Answer {
-    let code = if e.kind == ErrorKind::InvalidRequest { "invalid_request" } else { e.kind.as_str() };
+    let code = if e.kind == ErrorKind::InvalidRequest {
+        "invalid_request"
+    } else {
+        e.kind.as_str()
+    };
     let members = ErrorMembers {
         kind: e.kind.openai_type(),
         code,
@@ -141,9 +158,27 @@ mod tests {
 
     #[test]
     fn a_page_is_bounded_and_names_the_wrong_parameter() {
-        assert_eq!(page("").unwrap(), Page { limit: 100, after: None });
-        assert_eq!(page("?limit=2&after=a%2Fb&x=1").unwrap(), Page { limit: 2, after: Some("a/b".into()) });
-        for (query, param) in [("?limit=0", "limit"), ("?limit=201", "limit"), ("?limit=-1", "limit"), ("?limit=x", "limit"), ("?after=", "after")] {
+        assert_eq!(
+            page("").unwrap(),
+            Page {
+                limit: 100,
+                after: None
+            }
+        );
+        assert_eq!(
+            page("?limit=2&after=a%2Fb&x=1").unwrap(),
+            Page {
+                limit: 2,
+                after: Some("a/b".into())
+            }
+        );
+        for (query, param) in [
+            ("?limit=0", "limit"),
+            ("?limit=201", "limit"),
+            ("?limit=-1", "limit"),
+            ("?limit=x", "limit"),
+            ("?after=", "after"),
+        ] {
             assert_eq!(page(query).unwrap_err().param.as_deref(), Some(param), "{query}");
         }
     }
@@ -151,7 +186,10 @@ mod tests {
     #[test]
     fn pages_follow_each_other_without_gap_or_repetition() {
         let all = vec!["c", "a", "d", "b", "e"];
-        let mut page = Page { limit: 2, after: None };
+        let mut page = Page {
+            limit: 2,
+            after: None,
+        };
         let mut seen = Vec::new();
         loop {
             let list = page.cut(all.clone(), |s| s);
@@ -165,13 +203,22 @@ mod tests {
 
     #[test]
     fn an_error_has_the_members_of_our_own_surface() {
-        use http_body_util::BodyExt;
         use futures_util::FutureExt;
+        use http_body_util::BodyExt;
         let answer = error(&ApiError::invalid("limit", "no"));
         assert_eq!(answer.status(), 400);
-        let body = answer.into_body().collect().now_or_never().unwrap().unwrap().to_bytes();
+        let body = answer
+            .into_body()
+            .collect()
+            .now_or_never()
+            .unwrap()
+            .unwrap()
+            .to_bytes();
         let v: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(v, serde_json::json!({ "error": {
-            "type": "invalid_request_error", "code": "invalid_request", "message": "no", "param": "limit", "retryable": false } }));
+        assert_eq!(
+            v,
+            serde_json::json!({ "error": {
+            "type": "invalid_request_error", "code": "invalid_request", "message": "no", "param": "limit", "retryable": false } })
+        );
     }
 }

@@ -16,7 +16,9 @@ pub(super) type Answer = Response<GateBody>;
 pub(super) fn whole(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut response = Response::new(GateBody::from(body.into()));
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
@@ -28,16 +30,24 @@ pub(super) fn json<T: Serialize>(value: &T) -> Answer {
 }
 
 pub(super) fn not_found(path: &str) -> ApiError {
-    ApiError::new(ErrorKind::NotFound, format!("There is nothing at {}.", shortened(path)))
+    ApiError::new(
+        ErrorKind::NotFound,
+        format!("There is nothing at {}.", shortened(path)),
+    )
 }
 
 pub(super) fn method_not_allowed(path: &str) -> ApiError {
-    ApiError::new(ErrorKind::MethodNotAllowed, format!("This method is not allowed on {}.", shortened(path)))
+    ApiError::new(
+        ErrorKind::MethodNotAllowed,
+        format!("This method is not allowed on {}.", shortened(path)),
+    )
 }
 
 /// Says which methods would do.
 pub(super) fn with_allow(mut answer: Answer, allow: &'static str) -> Answer {
-    answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
+    answer
+        .headers_mut()
+        .insert(header::ALLOW, HeaderValue::from_static(allow));
     answer
 }
 

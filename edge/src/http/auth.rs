@@ -54,7 +54,10 @@ impl Keys {
                 priority: Priority::Normal,
             }))
         });
-        let by_digest = keys.into_iter().map(|k| (k.digest, Arc::new(Key::new(k)))).collect();
+        let by_digest = keys
+            .into_iter()
+            .map(|k| (k.digest, Arc::new(Key::new(k))))
+            .collect();
         Self { by_digest, anybody }
     }
 
@@ -80,24 +83,38 @@ impl Keys {
         let digest = digest(secret);
         match self.by_digest.get(&digest) {
             Some(key) if bool::from(key.settings.digest.ct_eq(&digest)) => Ok(Caller(Arc::clone(key))),
-            _ => Err(ApiError::new(ErrorKind::InvalidApiKey, "The API key is not known here.")),
+            _ => Err(ApiError::new(
+                ErrorKind::InvalidApiKey,
+                "The API key is not known here.",
+            )),
         }
     }
 }
 
 /// The bearer token, else `x-api-key`. An empty one is none.
 fn presented(headers: &HeaderMap) -> Option<&str> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok()).and_then(|v| {
-        let (scheme, token) = v.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-    });
-    let api_key = || headers.get(X_API_KEY).and_then(|v| v.to_str().ok()).map(str::trim);
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| {
+            let (scheme, token) = v.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+    let api_key = || {
+        headers
+            .get(X_API_KEY)
+            .and_then(|v| v.to_str().ok())
+            .map(str::trim)
+    };
     bearer.or_else(api_key).filter(|s| !s.is_empty())
 }
 
 impl Key {
     fn new(settings: KeySettings) -> Self {
-        Self { settings, in_use: AtomicU32::new(0) }
+        Self {
+            settings,
+            in_use: AtomicU32::new(0),
+        }
     }
 }
 
@@ -117,7 +134,10 @@ impl Caller {
         if self.0.settings.roles.contains(role) {
             return Ok(());
         }
-        Err(ApiError::new(ErrorKind::PermissionDenied, format!("This API key does not have the role \"{role}\".")))
+        Err(ApiError::new(
+            ErrorKind::PermissionDenied,
+            format!("This API key does not have the role \"{role}\"."),
+        ))
     }
 
     /// Whether the allow-list names this model.
@@ -131,7 +151,12 @@ impl Caller {
     /// `rate_limit_exceeded` when the key's concurrency is used up.
     pub fn begin(&self) -> Result<ConcurrencyGuard, ApiError> {
         let limit = self.0.settings.concurrency.unwrap_or(u32::MAX);
-        let taken = self.0.in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then(|| n + 1));
+        let taken = self
+            .0
+            .in_use
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
+                (n < limit).then(|| n + 1)
+            });
         match taken {
             Ok(_) => Ok(ConcurrencyGuard(Arc::clone(&self.0))),
             Err(_) => Err(ApiError::new(
@@ -167,7 +192,10 @@ mod tests {
     }
 
     fn sent(name: &'static str, value: &str) -> HeaderMap {
-        HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())])
+        HeaderMap::from_iter([(
+            HeaderName::from_static(name),
+            HeaderValue::from_str(value).unwrap(),
+        )])
     }
 
     #[test]
@@ -196,7 +224,10 @@ mod tests {
         let keys = Keys::new(vec![key("a", "s")]);
         let caller = keys.authenticate(&sent("x-api-key", "s")).ok().unwrap();
         assert!(caller.require(Role::Inference).is_ok());
-        assert_eq!(caller.require(Role::Admin).unwrap_err().kind, ErrorKind::PermissionDenied);
+        assert_eq!(
+            caller.require(Role::Admin).unwrap_err().kind,
+            ErrorKind::PermissionDenied
+        );
         assert!(caller.may_use("m") && !caller.may_use("n"));
     }
 
@@ -218,7 +249,10 @@ mod tests {
         let first = caller.begin().ok().unwrap();
         let second = caller.begin().ok().unwrap();
         let refused = caller.begin().err().unwrap();
-        assert_eq!((refused.kind, refused.retry_after), (ErrorKind::RateLimitExceeded, Some(RETRY_SOON)));
+        assert_eq!(
+            (refused.kind, refused.retry_after),
+            (ErrorKind::RateLimitExceeded, Some(RETRY_SOON))
+        );
         drop(first);
         let third = caller.begin().ok().unwrap();
         assert!(caller.begin().is_err());
@@ -228,7 +262,10 @@ mod tests {
 
     #[test]
     fn concurrency_is_exact_between_threads() {
-        let keys = Keys::new(vec![KeySettings { concurrency: Some(8), ..key("a", "s") }]);
+        let keys = Keys::new(vec![KeySettings {
+            concurrency: Some(8),
+            ..key("a", "s")
+        }]);
         let caller = keys.authenticate(&sent("x-api-key", "s")).ok().unwrap();
         let over = AtomicU32::new(0);
         let held = AtomicU32::new(0);
@@ -246,6 +283,9 @@ mod tests {
                 });
             }
         });
-        assert_eq!((over.into_inner(), caller.0.in_use.load(Ordering::SeqCst)), (0, 0));
+        assert_eq!(
+            (over.into_inner(), caller.0.in_use.load(Ordering::SeqCst)),
+            (0, 0)
+        );
     }
 }

@@ -127,7 +127,6 @@ pub(super) async fn serve<IO, H, Fut, B>(
     .await;
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,9 +158,16 @@ mod tests {
                 tokio::time::sleep(thinking).await;
                 http::Response::new(Full::new(Bytes::from_static(b"done")))
             };
-            serve(io, state, &builder(), &handler, closed, || shared.0.load(Ordering::SeqCst)).await;
+            serve(io, state, &builder(), &handler, closed, || {
+                shared.0.load(Ordering::SeqCst)
+            })
+            .await;
         });
-        Served { client, closing, started: Instant::now() }
+        Served {
+            client,
+            closing,
+            started: Instant::now(),
+        }
     }
 
     impl Served {
@@ -208,7 +214,10 @@ mod tests {
         let mut c = served(Duration::from_secs(3600));
         c.client.write_all(ASK).await.unwrap();
         let (text, after) = c.read_all().await;
-        assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("done"), "{text}");
+        assert!(
+            text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("done"),
+            "{text}"
+        );
         assert_eq!(after, 3600);
     }
 
@@ -230,7 +239,10 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(1)).await;
         busy.close();
         let (text, after) = busy.read_all().await;
-        assert!(text.contains("connection: close\r\n") && text.ends_with("done"), "{text}");
+        assert!(
+            text.contains("connection: close\r\n") && text.ends_with("done"),
+            "{text}"
+        );
         assert_eq!(after, 60);
     }
 

@@ -27,7 +27,10 @@ pub(super) fn metrics(app: &App) -> Result<Answer, ApiError> {
         Ok(text) => Ok(whole(StatusCode::OK, PROMETHEUS, text)),
         Err(error) => {
             tracing::error!(%error, "cannot write metrics");
-            Err(ApiError::new(ErrorKind::InternalError, "The metrics could not be written."))
+            Err(ApiError::new(
+                ErrorKind::InternalError,
+                "The metrics could not be written.",
+            ))
         }
     }
 }

@@ -25,7 +25,12 @@ struct Entry<'a> {
 
 impl<'a> From<&'a ListedModel> for Entry<'a> {
     fn from(model: &'a ListedModel) -> Self {
-        Self { id: &model.id, object: "model", created: model.created, owned_by: &model.owned_by }
+        Self {
+            id: &model.id,
+            object: "model",
+            created: model.created,
+            owned_by: &model.owned_by,
+        }
     }
 }
 
@@ -33,7 +38,11 @@ pub(super) fn list(app: &App, headers: &HeaderMap) -> Result<Answer, ApiError> {
     let caller = app.keys.authenticate(headers)?;
     caller.require(Role::Inference)?;
     let listed = app.pool.listed();
-    let data = listed.iter().filter(|m| caller.may_use(&m.id)).map(Entry::from).collect();
+    let data = listed
+        .iter()
+        .filter(|m| caller.may_use(&m.id))
+        .map(Entry::from)
+        .collect();
     Ok(json(&List { object: "list", data }))
 }
 
@@ -46,6 +55,10 @@ pub(super) fn one(app: &App, headers: &HeaderMap, id: &str) -> Result<Answer, Ap
     let listed = app.pool.listed();
     let found = listed.iter().find(|m| *m.id == *name && caller.may_use(&m.id));
     found.map(|m| json(&Entry::from(m))).ok_or_else(|| {
-        ApiError::new(ErrorKind::ModelNotFound, "The model does not exist or is not served now.").with_param("model")
+        ApiError::new(
+            ErrorKind::ModelNotFound,
+            "The model does not exist or is not served now.",
+        )
+        .with_param("model")
     })
 }

@@ -20,7 +20,10 @@ pub struct RequestId(HeaderValue);
 impl RequestId {
     /// The client's id, or a new one.
     pub fn of(headers: &HeaderMap) -> Self {
-        headers.get(X_REQUEST_ID).filter(|v| is_well_formed(v.as_bytes())).map_or_else(Self::generate, |v| Self(v.clone()))
+        headers
+            .get(X_REQUEST_ID)
+            .filter(|v| is_well_formed(v.as_bytes()))
+            .map_or_else(Self::generate, |v| Self(v.clone()))
     }
 
     fn generate() -> Self {
@@ -62,7 +65,9 @@ impl fmt::Debug for RequestId {
 fn is_well_formed(id: &[u8]) -> bool {
     !id.is_empty()
         && id.len() <= LONGEST
-        && id.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b':' | b'-'))
+        && id
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b':' | b'-'))
 }
 
 #[cfg(test)]
@@ -83,7 +88,10 @@ mod tests {
         for replaced in ["", "a b", "a,b", "<script>", "é", &"x".repeat(129)] {
             let id = of(replaced);
             assert_ne!(id.as_str(), replaced);
-            assert!(uuid::Uuid::try_parse(id.as_str()).is_ok_and(|u| u.get_version_num() == 7), "{id}");
+            assert!(
+                uuid::Uuid::try_parse(id.as_str()).is_ok_and(|u| u.get_version_num() == 7),
+                "{id}"
+            );
         }
         assert_ne!(RequestId::of(&HeaderMap::new()), RequestId::of(&HeaderMap::new()));
     }
@@ -92,9 +100,15 @@ mod tests {
     fn a_providers_id_stays_on_the_response() {
         let mut headers = HeaderMap::new();
         of("mine").stamp(&mut headers);
-        assert_eq!((&headers[X_REQUEST_ID], &headers[X_IOP_REQUEST_ID]), (&of("mine").0, &of("mine").0));
+        assert_eq!(
+            (&headers[X_REQUEST_ID], &headers[X_IOP_REQUEST_ID]),
+            (&of("mine").0, &of("mine").0)
+        );
         headers.insert(X_REQUEST_ID, HeaderValue::from_static("theirs"));
         of("mine").stamp(&mut headers);
-        assert_eq!((&headers[X_REQUEST_ID], &headers[X_IOP_REQUEST_ID]), (&of("theirs").0, &of("mine").0));
+        assert_eq!(
+            (&headers[X_REQUEST_ID], &headers[X_IOP_REQUEST_ID]),
+            (&of("theirs").0, &of("mine").0)
+        );
     }
 }

@@ -45,11 +45,20 @@ pub async fn serve_metrics(app: Arc<App>, request: Request<Incoming>) -> Answer 
 }
 
 /// What every answer goes through.
-async fn guarded(app: &App, id: &RequestId, version: Version, routed: impl Future<Output = Answer>) -> Answer {
+async fn guarded(
+    app: &App,
+    id: &RequestId,
+    version: Version,
+    routed: impl Future<Output = Answer>,
+) -> Answer {
     let mut response = AssertUnwindSafe(routed).catch_unwind().await.unwrap_or_else(|_| {
         app.metrics.panics.inc();
         tracing::error!(request_id = %id, "a request panicked");
-        ApiError::new(ErrorKind::InternalError, "The gateway failed to handle this request.").into_response()
+        ApiError::new(
+            ErrorKind::InternalError,
+            "The gateway failed to handle this request.",
+        )
+        .into_response()
     });
     let headers = response.headers_mut();
     id.stamp(headers);
@@ -125,7 +134,9 @@ enum Small<'a> {
 }
 
 fn v1<'a>(rest: &'a str, method: &Method, headers: &HeaderMap) -> Route<'a> {
-    let Some(endpoint) = Endpoint::of_path(rest) else { return Route::Small(models_or_nothing(rest, method)) };
+    let Some(endpoint) = Endpoint::of_path(rest) else {
+        return Route::Small(models_or_nothing(rest, method));
+    };
     let allow = allowed(endpoint, rest);
     if *method != Method::OPTIONS && allow.split(", ").any(|m| m == method.as_str()) {
         Route::Data(endpoint)
@@ -149,7 +160,11 @@ fn models_or_nothing<'a>(rest: &'a str, method: &Method) -> Small<'a> {
 }
 
 fn other_method(endpoint: EndpointLabel, method: &Method, allow: &'static str) -> Small<'static> {
-    if *method == Method::OPTIONS { Small::Options(endpoint, allow) } else { Small::WrongMethod(endpoint, allow) }
+    if *method == Method::OPTIONS {
+        Small::Options(endpoint, allow)
+    } else {
+        Small::WrongMethod(endpoint, allow)
+    }
 }
 
 /// The methods of a data-plane path; all but one endpoint only take `POST`.
@@ -188,9 +203,13 @@ fn counted(app: &App, small: Small<'_>, request: &Request<Incoming>) -> Answer {
         Small::Models => (EndpointLabel::Models, models::list(app, request.headers())),
         Small::Model(id) => (EndpointLabel::Models, models::one(app, request.headers(), id)),
         Small::Options(endpoint, allow) => (endpoint, Ok(answer::options(allow))),
-        Small::WrongMethod(endpoint, allow) => {
-            (endpoint, Ok(answer::with_allow(answer::method_not_allowed(path).into_response(), allow)))
-        }
+        Small::WrongMethod(endpoint, allow) => (
+            endpoint,
+            Ok(answer::with_allow(
+                answer::method_not_allowed(path).into_response(),
+                allow,
+            )),
+        ),
         Small::WebSocket => (
             EndpointLabel::Responses,
             Err(ApiError::new(
@@ -207,7 +226,10 @@ fn counted(app: &App, small: Small<'_>, request: &Request<Incoming>) -> Answer {
         _ => Outcome::ClientError,
     };
     app.metrics.requests.at((endpoint, outcome)).inc();
-    app.metrics.request_duration.at((endpoint,)).observe(started.elapsed().as_secs_f64());
+    app.metrics
+        .request_duration
+        .at((endpoint,))
+        .observe(started.elapsed().as_secs_f64());
     answer
 }
 
@@ -223,8 +245,14 @@ mod tests {
     fn every_endpoint_is_reached_by_its_methods_alone() {
         for endpoint in Endpoint::ALL {
             assert_eq!(to("POST", endpoint.path()), Route::Data(*endpoint));
-            assert_eq!(to("PUT", endpoint.path()), Route::Small(Small::WrongMethod((*endpoint).into(), "POST, OPTIONS")));
-            assert_eq!(to("OPTIONS", endpoint.path()), Route::Small(Small::Options((*endpoint).into(), "POST, OPTIONS")));
+            assert_eq!(
+                to("PUT", endpoint.path()),
+                Route::Small(Small::WrongMethod((*endpoint).into(), "POST, OPTIONS"))
+            );
+            assert_eq!(
+                to("OPTIONS", endpoint.path()),
+                Route::Small(Small::Options((*endpoint).into(), "POST, OPTIONS"))
+            );
         }
         for (method, rest) in [
             ("GET", "responses/resp_1"),
@@ -232,7 +260,11 @@ mod tests {
             ("POST", "responses/resp_1/cancel"),
             ("GET", "responses/resp_1/input_items"),
         ] {
-            assert_eq!(to(method, rest), Route::Data(Endpoint::Responses), "{method} {rest}");
+            assert_eq!(
+                to(method, rest),
+                Route::Data(Endpoint::Responses),
+                "{method} {rest}"
+            );
         }
         for (method, rest, allow) in [
             ("POST", "responses/resp_1", "GET, DELETE, OPTIONS"),
@@ -240,15 +272,25 @@ mod tests {
             ("DELETE", "responses/resp_1/input_items", "GET, OPTIONS"),
             ("GET", "responses", "POST, OPTIONS"),
         ] {
-            assert_eq!(to(method, rest), Route::Small(Small::WrongMethod(EndpointLabel::Responses, allow)), "{method} {rest}");
+            assert_eq!(
+                to(method, rest),
+                Route::Small(Small::WrongMethod(EndpointLabel::Responses, allow)),
+                "{method} {rest}"
+            );
         }
     }
 
     #[test]
     fn model_names_may_hold_slashes() {
         assert_eq!(to("GET", "models"), Route::Small(Small::Models));
-        assert_eq!(to("HEAD", "models/Qwen/Qwen3-8B"), Route::Small(Small::Model("Qwen/Qwen3-8B")));
-        assert_eq!(to("DELETE", "models/m"), Route::Small(Small::WrongMethod(EndpointLabel::Models, GET)));
+        assert_eq!(
+            to("HEAD", "models/Qwen/Qwen3-8B"),
+            Route::Small(Small::Model("Qwen/Qwen3-8B"))
+        );
+        assert_eq!(
+            to("DELETE", "models/m"),
+            Route::Small(Small::WrongMethod(EndpointLabel::Models, GET))
+        );
         for rest in ["models/", "files", "", "modelsx", "chat", "chat/completions/x"] {
             assert_eq!(to("GET", rest), Route::Small(Small::Unknown), "{rest}");
         }
@@ -258,9 +300,18 @@ mod tests {
     fn a_websocket_is_told_apart_from_a_wrong_method() {
         let mut headers = HeaderMap::new();
         headers.insert(header::UPGRADE, HeaderValue::from_static("h2c, WebSocket"));
-        assert_eq!(v1("responses", &Method::GET, &headers), Route::Small(Small::WebSocket));
-        assert_eq!(v1("responses", &Method::POST, &headers), Route::Data(Endpoint::Responses));
+        assert_eq!(
+            v1("responses", &Method::GET, &headers),
+            Route::Small(Small::WebSocket)
+        );
+        assert_eq!(
+            v1("responses", &Method::POST, &headers),
+            Route::Data(Endpoint::Responses)
+        );
         headers.insert(header::UPGRADE, HeaderValue::from_static("h2c"));
-        assert_eq!(v1("responses", &Method::GET, &headers), Route::Small(Small::WrongMethod(EndpointLabel::Responses, "POST, OPTIONS")));
+        assert_eq!(
+            v1("responses", &Method::GET, &headers),
+            Route::Small(Small::WrongMethod(EndpointLabel::Responses, "POST, OPTIONS"))
+        );
     }
 }

@@ -53,7 +53,11 @@ impl ConnHandle {
 /// # Errors
 /// As the system says; the address is not in the error.
 pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    let socket = if addr.is_ipv4() {
+        TcpSocket::new_v4()
+    } else {
+        TcpSocket::new_v6()
+    }?;
     socket.set_reuseaddr(true)?;
     socket.bind(addr)?;
     socket.listen(BACKLOG)
@@ -173,7 +177,9 @@ impl<H> Server<H> {
         match &self.tls {
             None => connection::serve(io, state, &self.builder, &self.handler, closed, is_closing).await,
             Some(tls) => {
-                let Ok(Ok(io)) = tokio::time::timeout(TLS_HANDSHAKE_WITHIN, tls.accept(io)).await else { return };
+                let Ok(Ok(io)) = tokio::time::timeout(TLS_HANDSHAKE_WITHIN, tls.accept(io)).await else {
+                    return;
+                };
                 connection::serve(io, state, &self.builder, &self.handler, closed, is_closing).await;
             }
         }
@@ -212,7 +218,10 @@ mod tests {
         let gate = Arc::new(Semaphore::new(0));
         let arrivals = Arc::new(AtomicUsize::new(0));
         let shared = (Arc::clone(&gate), Arc::clone(&arrivals));
-        let options = Options { tls, write_timeout: Duration::from_secs(30) };
+        let options = Options {
+            tls,
+            write_timeout: Duration::from_secs(30),
+        };
         let running = start(listener, options, drain.clone(), move |_, request| {
             shared.1.fetch_add(1, Ordering::SeqCst);
             let gate = Arc::clone(&shared.0);
@@ -223,7 +232,12 @@ mod tests {
                 Response::new(Full::new(Bytes::from(format!("{:?}", request.version()))))
             }
         });
-        Site { addr, gate, arrivals, running }
+        Site {
+            addr,
+            gate,
+            arrivals,
+            running,
+        }
     }
 
     type Sender1 = hyper::client::conn::http1::SendRequest<Empty<Bytes>>;
@@ -238,7 +252,10 @@ mod tests {
     }
 
     fn get(path: &str) -> Request<Empty<Bytes>> {
-        Request::get(format!("http://h{path}")).header("host", "h").body(Empty::new()).unwrap()
+        Request::get(format!("http://h{path}"))
+            .header("host", "h")
+            .body(Empty::new())
+            .unwrap()
     }
 
     async fn text(response: Response<Incoming>) -> String {
@@ -251,7 +268,9 @@ mod tests {
         let (mut one, _) = http1(addr).await;
         assert_eq!(text(one.send_request(get("/")).await.unwrap()).await, "HTTP/1.1");
         let io = TokioIo::new(TcpStream::connect(addr).await.unwrap());
-        let (mut two, conn) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+        let (mut two, conn) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io)
+            .await
+            .unwrap();
         tasks::spawn(tasks::Kind::Session, "client", async move {
             let _ = conn.await;
         });
@@ -261,7 +280,12 @@ mod tests {
     #[tokio::test]
     async fn a_drain_waits_for_what_runs_and_still_answers_newcomers() {
         let drain = Drain::default();
-        let Site { addr, gate, arrivals, running } = server(&drain, None);
+        let Site {
+            addr,
+            gate,
+            arrivals,
+            running,
+        } = server(&drain, None);
         let (mut idle, idle_ended) = http1(addr).await;
         text(idle.send_request(get("/")).await.unwrap()).await;
         let (mut busy, busy_ended) = http1(addr).await;
@@ -281,7 +305,10 @@ mod tests {
         let (mut late, _late_ended) = http1(addr).await;
         assert_eq!(text(late.send_request(get("/")).await.unwrap()).await, "HTTP/1.1");
         let mut drained = std::pin::pin!(running.drained());
-        assert!(futures_util::poll!(drained.as_mut()).is_pending(), "a request is still running");
+        assert!(
+            futures_util::poll!(drained.as_mut()).is_pending(),
+            "a request is still running"
+        );
         gate.add_permits(1);
         assert_eq!(text(waiting.await.unwrap()).await, "HTTP/1.1");
         busy_ended.await.unwrap();
@@ -311,12 +338,20 @@ mod tests {
         config.alpn_protocols = vec![b"h2".to_vec()];
         let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
         let tcp = TcpStream::connect(addr).await.unwrap();
-        let io = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+        let io = tokio_rustls::TlsConnector::from(Arc::new(config))
+            .connect(name, tcp)
+            .await
+            .unwrap();
         let (mut sender, conn) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(io)).await.unwrap();
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(io))
+                .await
+                .unwrap();
         tasks::spawn(tasks::Kind::Session, "client", async move {
             let _ = conn.await;
         });
-        assert_eq!(text(sender.send_request(get("/")).await.unwrap()).await, "HTTP/2.0");
+        assert_eq!(
+            text(sender.send_request(get("/")).await.unwrap()).await,
+            "HTTP/2.0"
+        );
     }
 }

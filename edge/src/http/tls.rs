@@ -69,7 +69,9 @@ pub fn server_config(
             versions.with_client_cert_verifier(verifier)
         }
     };
-    let mut config = peers.with_single_cert(chain, key).map_err(|e| TlsError::Pair(e.to_string()))?;
+    let mut config = peers
+        .with_single_cert(chain, key)
+        .map_err(|e| TlsError::Pair(e.to_string()))?;
     config.alpn_protocols = match alpn {
         Alpn::Http => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         Alpn::Upgrade => vec![b"http/1.1".to_vec()],
@@ -78,9 +80,14 @@ pub fn server_config(
 }
 
 fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let chain: Vec<_> =
-        CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
-    if chain.is_empty() { Err(String::from("none found")) } else { Ok(chain) }
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|e| e.to_string())?;
+    if chain.is_empty() {
+        Err(String::from("none found"))
+    } else {
+        Ok(chain)
+    }
 }
 
 #[cfg(test)]
@@ -96,7 +103,11 @@ mod tests {
     fn a_fault_is_laid_at_its_key() {
         let (cert, key) = pair();
         let (_, other) = pair();
-        let part = |c: &str, k: &str, ca| server_config(c, k, ca, Alpn::Http).map(|_| ()).map_err(|e| e.part());
+        let part = |c: &str, k: &str, ca| {
+            server_config(c, k, ca, Alpn::Http)
+                .map(|_| ())
+                .map_err(|e| e.part())
+        };
         assert_eq!(part(&cert, &key, None), Ok(()));
         assert_eq!(part(&cert, &key, Some(&cert)), Ok(()));
         assert_eq!(part("", &key, None), Err("cert"));
@@ -108,7 +119,12 @@ mod tests {
     #[test]
     fn only_the_link_does_without_http2() {
         let (cert, key) = pair();
-        let alpn = |a| server_config(&cert, &key, None, a).unwrap().alpn_protocols.clone();
+        let alpn = |a| {
+            server_config(&cert, &key, None, a)
+                .unwrap()
+                .alpn_protocols
+                .clone()
+        };
         assert_eq!(alpn(Alpn::Http), [b"h2".to_vec(), b"http/1.1".to_vec()]);
         assert_eq!(alpn(Alpn::Upgrade), [b"http/1.1".to_vec()]);
     }

@@ -45,7 +45,8 @@ impl ConnState {
     }
 
     pub(super) fn limit_write_stall(&self, longest: Duration) {
-        self.write_timeout_ms.fetch_min(millis(longest), Ordering::Relaxed);
+        self.write_timeout_ms
+            .fetch_min(millis(longest), Ordering::Relaxed);
     }
 
     pub(super) fn requests(&self) -> u64 {
@@ -80,7 +81,12 @@ pub(super) struct WriteDeadline<IO> {
 
 impl<IO> WriteDeadline<IO> {
     pub(super) fn new(io: IO, state: Arc<ConnState>) -> Self {
-        Self { io, state, timer: None, blocked: false }
+        Self {
+            io,
+            state,
+            timer: None,
+            blocked: false,
+        }
     }
 
     /// Passes progress on; starts or looks at the clock where there is none.
@@ -98,14 +104,23 @@ impl<IO> WriteDeadline<IO> {
                 None => self.timer = Some(Box::pin(tokio::time::sleep_until(deadline))),
             }
         }
-        let Some(timer) = &mut self.timer else { return Poll::Pending };
+        let Some(timer) = &mut self.timer else {
+            return Poll::Pending;
+        };
         ready!(timer.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes no more bytes")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client takes no more bytes",
+        )))
     }
 }
 
 impl<IO: AsyncRead + Unpin> AsyncRead for WriteDeadline<IO> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let read = ready!(Pin::new(&mut self.io).poll_read(cx, buf));
         self.state.move_bytes();
         Poll::Ready(read)
@@ -155,7 +170,11 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    fn pair() -> (WriteDeadline<tokio::io::DuplexStream>, tokio::io::DuplexStream, Arc<ConnState>) {
+    fn pair() -> (
+        WriteDeadline<tokio::io::DuplexStream>,
+        tokio::io::DuplexStream,
+        Arc<ConnState>,
+    ) {
         let (near, far) = tokio::io::duplex(8);
         let state = ConnState::new(LIMIT);
         (WriteDeadline::new(near, Arc::clone(&state)), far, state)
@@ -166,7 +185,10 @@ mod tests {
         let (mut io, _far, _) = pair();
         let start = Instant::now();
         let e = io.write_all(&[0; 64]).await.unwrap_err();
-        assert_eq!((e.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
+        assert_eq!(
+            (e.kind(), start.elapsed().as_secs()),
+            (io::ErrorKind::TimedOut, 30)
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -202,7 +224,10 @@ mod tests {
             }
         })
         .await;
-        assert_eq!((e.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
+        assert_eq!(
+            (e.kind(), start.elapsed().as_secs()),
+            (io::ErrorKind::TimedOut, 30)
+        );
     }
 
     #[tokio::test(start_paused = true)]
