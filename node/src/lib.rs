@@ -13,6 +13,8 @@ mod probe;
 mod providers;
 mod run;
 mod service;
+#[cfg(test)]
+mod testing;
 
 pub use providers::ProviderSettings;
 pub use service::body::ResponseBody;

@@ -7,6 +7,8 @@ pub(crate) mod body;
 mod command;
 pub(crate) mod scope;
 mod session;
+#[cfg(test)]
+mod tests;
 mod tunnel;
 
 use std::convert::Infallible;
