@@ -15,3 +15,6 @@ mod connection;
 mod health;
 mod models;
 mod write_deadline;
+
+#[cfg(test)]
+mod tests;

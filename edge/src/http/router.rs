@@ -45,7 +45,7 @@ pub async fn serve_metrics(app: Arc<App>, request: Request<Incoming>) -> Answer 
 }
 
 /// What every answer goes through.
-async fn guarded(
+pub(super) async fn guarded(
     app: &App,
     id: &RequestId,
     version: Version,
