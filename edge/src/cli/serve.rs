@@ -108,7 +108,7 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
     let (main_options, metrics_options) = (options(settings.server.tls.take()), options(None));
     let drain_timeout = settings.server.drain_timeout;
 
-    let links = link::Links::new(Arc::clone(&pool), Arc::clone(&metrics));
+    let links = link::Links::new(Arc::clone(&pool));
     if !providers.is_empty() {
         let node = iop_node::Node::new(NodeId::embedded(), &providers, metrics.registry())
             .context("embedded node")?;
@@ -116,7 +116,7 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
         links.embed(node);
     }
     if let (Some(listener), Some(link)) = (link_listener, link_settings) {
-        links.listen(listener, link);
+        links.listen(listener, link, drain.clone());
     }
     let app = App::new(settings, metrics, pool, keys, drain.clone());
     let for_main = Arc::clone(&app);
