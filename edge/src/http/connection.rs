@@ -10,6 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::rt::Executor;
@@ -87,8 +88,7 @@ pub(super) async fn serve<IO, H, Fut, B>(
 {
     let service = service_fn(|request: http::Request<Incoming>| {
         state.begin_request(request.version() < http::Version::HTTP_2);
-        let answer = handler(ConnHandle::new(&state), request);
-        async move { Ok::<_, std::convert::Infallible>(answer.await) }
+        handler(ConnHandle::new(&state), request).map(Ok::<_, std::convert::Infallible>)
     });
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let mut tick = pin!(tokio::time::sleep(FIRST_REQUEST_WITHIN));

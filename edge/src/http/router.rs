@@ -26,68 +26,97 @@ use crate::metrics::EndpointLabel;
 const GET: &str = "GET, HEAD, OPTIONS";
 
 /// The main listener.
-pub async fn serve(app: Arc<App>, conn: ConnHandle, request: Request<Incoming>) -> Answer {
-    let id = RequestId::of(request.headers());
-    let version = request.version();
-    guarded(&app, &id, version, route(&app, &id, conn, request)).await
+pub fn serve(
+    app: Arc<App>,
+    conn: ConnHandle,
+    request: Request<Incoming>,
+) -> impl Future<Output = Answer> + Send + 'static {
+    let asked = Asked::of(&app, &request);
+    let id = asked.id.clone();
+    asked.guarded(route(app, id, conn, request))
 }
 
 /// The listener of `server.metrics_listen`: no keys, nothing but health and metrics.
-pub async fn serve_metrics(app: Arc<App>, request: Request<Incoming>) -> Answer {
-    let id = RequestId::of(request.headers());
-    let version = request.version();
-    let open = async {
+pub fn serve_metrics(
+    app: Arc<App>,
+    request: Request<Incoming>,
+) -> impl Future<Output = Answer> + Send + 'static {
+    let asked = Asked::of(&app, &request);
+    asked.guarded(async move {
         let path = request.uri().path();
         operational(&app, path, request.method(), health::metrics)
             .unwrap_or_else(|| answer::not_found(path).into_response())
-    };
-    guarded(&app, &id, version, open).await
+    })
 }
 
-/// What every answer goes through.
-pub(super) async fn guarded(
-    app: &App,
-    id: &RequestId,
+/// What an answer must know of its request.
+pub(super) struct Asked {
+    app: Arc<App>,
+    id: RequestId,
     version: Version,
-    routed: impl Future<Output = Answer>,
-) -> Answer {
-    let mut response = AssertUnwindSafe(routed).catch_unwind().await.unwrap_or_else(|_| {
-        app.metrics.panics.inc();
-        tracing::error!(request_id = %id, "a request panicked");
-        ApiError::new(
-            ErrorKind::InternalError,
-            "The gateway failed to handle this request.",
-        )
-        .into_response()
-    });
-    let headers = response.headers_mut();
-    id.stamp(headers);
-    if version < Version::HTTP_2 && app.drain.is_draining() {
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-    }
-    response
 }
 
-async fn route(app: &Arc<App>, id: &RequestId, conn: ConnHandle, mut request: Request<Incoming>) -> Answer {
+impl Asked {
+    pub(super) fn of<B>(app: &Arc<App>, request: &Request<B>) -> Self {
+        Self {
+            app: Arc::clone(app),
+            id: RequestId::of(request.headers()),
+            version: request.version(),
+        }
+    }
+
+    /// What every answer goes through. Combinators, not `async`: that would keep the handler's future, which is large,
+    /// twice for each running request.
+    pub(super) fn guarded<F>(self, routed: F) -> impl Future<Output = Answer> + use<F>
+    where
+        F: Future<Output = Answer>,
+    {
+        AssertUnwindSafe(routed)
+            .catch_unwind()
+            .map(move |ended| self.finish(ended))
+    }
+
+    fn finish(&self, ended: std::thread::Result<Answer>) -> Answer {
+        let mut response = ended.unwrap_or_else(|_| {
+            self.app.metrics.panics.inc();
+            tracing::error!(request_id = %self.id, "a request panicked");
+            ApiError::new(
+                ErrorKind::InternalError,
+                "The gateway failed to handle this request.",
+            )
+            .into_response()
+        });
+        let headers = response.headers_mut();
+        self.id.stamp(headers);
+        if self.version < Version::HTTP_2 && self.app.drain.is_draining() {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+async fn route(app: Arc<App>, id: RequestId, conn: ConnHandle, mut request: Request<Incoming>) -> Answer {
     let path = request.uri().path();
     if let Some(rest) = path.strip_prefix("/v1/") {
         return match v1(rest, request.method(), request.headers()) {
             Route::Data(endpoint) => {
                 request.extensions_mut().insert(conn);
-                openai::handle(Arc::clone(app), endpoint, id.clone(), request).await
+                // hyper keeps room for the whole future as long as the connection lives; boxed, it is gone once the
+                // head is out, and an open stream or an idle connection does not carry it.
+                Box::pin(openai::handle(app, endpoint, id, request)).await
             }
-            Route::Small(small) => counted(app, small, &request),
+            Route::Small(small) => counted(&app, small, &request),
         };
     }
     if let Some(rest) = path.strip_prefix("/api/v1/") {
-        return admin::route(app, rest, &request);
+        return admin::route(&app, rest, &request);
     }
     let with_role = |app: &App| {
         app.keys.authenticate(request.headers())?.require(Role::Metrics)?;
         health::metrics(app)
     };
     let on_main = |path: &str| path != "/metrics" || app.settings.server.metrics_listen.is_none();
-    operational(app, path, request.method(), with_role)
+    operational(&app, path, request.method(), with_role)
         .filter(|_| on_main(path))
         .unwrap_or_else(|| answer::not_found(path).into_response())
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Version};
+use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use iop_shared::execution::Outcome;
@@ -12,7 +12,6 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 
 use super::auth::Keys;
-use super::request_id::RequestId;
 use super::{router, server};
 use crate::app::App;
 use crate::config::{Settings, World};
@@ -144,8 +143,8 @@ async fn every_answer_carries_the_requests_id() {
 #[tokio::test]
 async fn a_panic_is_a_500_of_that_request_alone() {
     let app = app("");
-    let id = RequestId::of(&HeaderMap::new());
-    let response = router::guarded(&app, &id, Version::HTTP_11, async { panic!("a defect") }).await;
+    let asked = router::Asked::of(&app, &Request::new(()));
+    let response = asked.guarded(async { panic!("a defect") }).await;
     assert_eq!(response.status(), 500);
     assert!(response.headers().contains_key("x-iop-request-id"));
     let body = response.into_body().collect().await.unwrap().to_bytes();
