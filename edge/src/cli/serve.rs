@@ -15,7 +15,7 @@ use iop_edge::config::Settings;
 use iop_edge::drain::Drain;
 use iop_edge::http::auth::Keys;
 use iop_edge::http::{router, server};
-use iop_edge::link;
+use iop_edge::link::Links;
 use iop_edge::metrics::Metrics;
 use iop_edge::pool::Pool;
 use iop_shared::config::{LogFormat, TelemetryConfig};
@@ -108,7 +108,7 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
     let (main_options, metrics_options) = (options(settings.server.tls.take()), options(None));
     let drain_timeout = settings.server.drain_timeout;
 
-    let links = link::Links::new(Arc::clone(&pool));
+    let links = Links::new(Arc::clone(&pool));
     if !providers.is_empty() {
         let node = iop_node::Node::new(NodeId::embedded(), &providers, metrics.registry())
             .context("embedded node")?;
