@@ -16,7 +16,7 @@ pub use make::{chat_error_event, responses_created_event, responses_failed_event
 pub use parse::{Identity, error_in_body, response_id, sequence_number};
 
 use super::usage::Usage;
-use parse::{ChatChunk, ResponsesEvent};
+use parse::{ChatChunk, ResponsesEvent, other_committed};
 
 /// Which API's events a stream carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum EventKind {
     Content,
     /// `finish_reason` without content.
     Finish,
-    /// A chat chunk with `choices: []` and usage.
+    /// A chat chunk with usage and no choice.
     UsageOnly,
     Terminal(TerminalKind),
     /// The provider's failure inside a 200 (G58).
@@ -76,7 +76,7 @@ pub struct CommittedFacts {
     /// A `finish_reason` was given.
     pub finish: bool,
     pub usage: Option<Usage>,
-    /// A chat chunk with `choices: []` and usage.
+    /// A chat chunk with usage and no choice.
     pub usage_only: bool,
     /// The provider's failure.
     pub error: bool,
@@ -86,6 +86,10 @@ pub struct CommittedFacts {
 pub fn classify(dialect: Dialect, name: Option<&[u8]>, data: &[u8]) -> EventKind {
     if is_done(data) {
         return EventKind::Terminal(TerminalKind::Done);
+    }
+    // An empty `data:` is a heartbeat (G20).
+    if data.trim_ascii().is_empty() {
+        return EventKind::Ignored;
     }
     match dialect {
         Dialect::Chat | Dialect::Completions => match ChatChunk::parse(data) {
@@ -118,14 +122,14 @@ pub fn scan_committed(dialect: Dialect, name: Option<&[u8]>, data: &[u8]) -> Com
     }
     match dialect {
         Dialect::Chat | Dialect::Completions => {
-            if member_set(&FINISH_REASON, data) || member_set(&USAGE, data) || member_set(&ERROR, data) {
+            if member_set(&FINISH_REASON, data) || member_set(&USAGE, data) || mentions_error(data) {
                 ChatChunk::parse(data).map(|c| c.committed()).unwrap_or_default()
             } else {
                 CommittedFacts::default()
             }
         }
         Dialect::Responses => {
-            if name == Some(b"error") || may_end(data) || ERROR.find(data).is_some() {
+            if name.is_some_and(names_an_end) || may_end(data) || mentions_error(data) {
                 ResponsesEvent::parse(data)
                     .map(|e| e.committed(name))
                     .unwrap_or_default()
@@ -133,7 +137,13 @@ pub fn scan_committed(dialect: Dialect, name: Option<&[u8]>, data: &[u8]) -> Com
                 CommittedFacts::default()
             }
         }
-        Dialect::Other => CommittedFacts::default(),
+        Dialect::Other => {
+            if member_set(&USAGE, data) || mentions_error(data) {
+                other_committed(data)
+            } else {
+                CommittedFacts::default()
+            }
+        }
     }
 }
 
@@ -141,19 +151,37 @@ fn is_done(data: &[u8]) -> bool {
     data.first() == Some(&b'[') && data.trim_ascii_end() == b"[DONE]"
 }
 
-/// Whether a member of that name is there with a value other than `null`, `""` or `false` at any depth.
+/// Whether a member of that name may be there, at any depth, with a value other than `null` or `""`.
+///
+/// Where such a name is text, its quotes are escaped; only a text that ends in it gives a false alarm.
 fn member_set(finder: &Finder<'_>, data: &[u8]) -> bool {
-    let mut from = 0;
-    while let Some(i) = finder.find(&data[from..]) {
-        from += i + finder.needle().len();
-        let value = data[from..].trim_ascii_start();
-        if let Some(value) = value.strip_prefix(b":")
-            && !value.trim_ascii_start().starts_with(b"null")
-        {
-            return true;
-        }
-    }
-    false
+    values(finder, data).any(|value| {
+        let value = value.strip_prefix(b":").map(<[u8]>::trim_ascii_start);
+        value.is_some_and(|v| !v.starts_with(b"null") && !v.starts_with(b"\"\""))
+    })
+}
+
+/// Whether there may be an `error` member that says something, or an `error` as `type` or `object`.
+fn mentions_error(data: &[u8]) -> bool {
+    values(&ERROR, data).any(|value| match value.strip_prefix(b":") {
+        Some(value) => !value.trim_ascii_start().starts_with(b"null"),
+        None => true,
+    })
+}
+
+/// What follows each place where the finder's text stands.
+fn values<'a>(finder: &'a Finder<'_>, data: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    finder
+        .find_iter(data)
+        .map(|i| data[i + finder.needle().len()..].trim_ascii_start())
+}
+
+/// Whether an event of this name ends a Responses stream, should its data have no `type`.
+fn names_an_end(name: &[u8]) -> bool {
+    matches!(
+        name,
+        b"error" | b"response.completed" | b"response.failed" | b"response.incomplete"
+    )
 }
 
 /// Whether the type of a terminal Responses event is written anywhere in it.

@@ -2,6 +2,7 @@
 
 pub mod errors;
 pub mod event;
+mod members;
 pub mod multipart;
 pub mod request;
 pub mod sse;

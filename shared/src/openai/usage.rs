@@ -4,6 +4,8 @@ use memchr::memmem;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::members::read;
+
 /// Tokens of one attempt (G14). All counts are tokens; absent in the provider's answer means 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
@@ -15,52 +17,51 @@ pub struct Usage {
     pub reasoning: u64,
 }
 
-/// Both shapes at once; unknown members are skipped, odd numbers are no usage.
-#[derive(Deserialize)]
-struct Wire {
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
-    input_tokens: Option<u64>,
-    output_tokens: Option<u64>,
-    total_tokens: Option<u64>,
-    #[serde(default, alias = "input_tokens_details")]
-    prompt_tokens_details: Option<InputDetails>,
-    #[serde(default, alias = "output_tokens_details")]
-    completion_tokens_details: Option<OutputDetails>,
-}
-
-#[derive(Deserialize)]
-struct InputDetails {
-    cached_tokens: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct OutputDetails {
-    reasoning_tokens: Option<u64>,
-}
-
 impl Usage {
-    /// Reads a `usage` object of either shape; `None` when it counts nothing.
+    /// Reads a `usage` object of either shape, or of both at once; `None` when it counts nothing.
     pub fn from_json(object: &[u8]) -> Option<Self> {
-        Self::from_wire(serde_json::from_slice(object).ok()?)
-    }
-
-    fn from_wire(w: Wire) -> Option<Self> {
-        let input = w.prompt_tokens.or(w.input_tokens);
-        let output = w.completion_tokens.or(w.output_tokens);
-        if input.is_none() && output.is_none() && w.total_tokens.is_none() {
+        let [prompt, input, completion, output, total] = read(
+            object,
+            [
+                "prompt_tokens",
+                "input_tokens",
+                "completion_tokens",
+                "output_tokens",
+                "total_tokens",
+            ],
+        )?
+        .map(tokens);
+        let details = read(
+            object,
+            [
+                "prompt_tokens_details",
+                "input_tokens_details",
+                "completion_tokens_details",
+                "output_tokens_details",
+            ],
+        )?;
+        let detail = |of: [Option<&RawValue>; 2], name| {
+            of.into_iter()
+                .flatten()
+                .find_map(|d| tokens(read(d.get().as_bytes(), [name])?[0]))
+                .unwrap_or(0)
+        };
+        let (input, output) = (prompt.or(input), completion.or(output));
+        if input.is_none() && output.is_none() && total.is_none() {
             return None;
         }
         Some(Self {
-            input: input.or(w.total_tokens).unwrap_or(0),
+            input: input.or(total).unwrap_or(0),
             output: output.unwrap_or(0),
-            cached: w.prompt_tokens_details.and_then(|d| d.cached_tokens).unwrap_or(0),
-            reasoning: w
-                .completion_tokens_details
-                .and_then(|d| d.reasoning_tokens)
-                .unwrap_or(0),
+            cached: detail([details[0], details[1]], "cached_tokens"),
+            reasoning: detail([details[2], details[3]], "reasoning_tokens"),
         })
     }
+}
+
+/// A count; an odd number is none.
+fn tokens(raw: Option<&RawValue>) -> Option<u64> {
+    raw?.get().parse().ok()
 }
 
 /// Bodies up to this size, in bytes, are read exactly; in larger ones the last `"usage"` member is taken.
@@ -73,19 +74,13 @@ const EXACT: usize = 16 << 10;
 pub fn usage_from_body(body: &[u8]) -> Option<Usage> {
     let at = memmem::rfind(body, b"\"usage\"")?;
     if body.len() <= EXACT {
-        #[derive(Deserialize)]
-        struct Body<'a> {
-            #[serde(borrow)]
-            usage: Option<&'a RawValue>,
-        }
-        let body: Body<'_> = serde_json::from_slice(body).ok()?;
-        return Usage::from_json(body.usage?.get().as_bytes());
+        return Usage::from_json(read(body, ["usage"])?[0]?.get().as_bytes());
     }
     let rest = body[at + b"\"usage\"".len()..]
         .trim_ascii_start()
         .strip_prefix(b":")?;
-    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<Wire>();
-    Usage::from_wire(values.next()?.ok()?)
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
+    Usage::from_json(values.next()?.ok()?.get().as_bytes())
 }
 
 #[cfg(test)]
@@ -104,6 +99,9 @@ mod tests {
         });
         assert_eq!(Usage::from_json(chat), want);
         assert_eq!(Usage::from_json(responses), want);
+        // Gateways that send both at once.
+        let both = br#"{"prompt_tokens":9,"completion_tokens":12,"input_tokens":9,"output_tokens":12,"prompt_tokens_details":null,"input_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":5},"output_tokens_details":{"reasoning_tokens":5}}"#;
+        assert_eq!(Usage::from_json(both), want);
         assert_eq!(Usage::from_json(b"{}"), None);
         assert_eq!(Usage::from_json(b"null"), None);
         assert_eq!(Usage::from_json(br#"{"prompt_tokens":-1}"#), None);

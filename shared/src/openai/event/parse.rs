@@ -1,63 +1,49 @@
-//! The few members of an event that matter, as serde structs that borrow and skip the rest.
-
-use std::borrow::Cow;
+//! The few members of an event that matter, borrowed as they are; the rest is skipped.
 
 use bytes::Bytes;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{CommittedFacts, Dialect, EventKind, InBandError, TerminalKind, may_hold_error};
+use crate::openai::members::{elements, quoted, read};
 use crate::openai::usage::Usage;
 
-/// Reads a JSON object; serde would read a struct from an array as well.
-fn object<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Option<T> {
-    data.trim_ascii_start()
-        .starts_with(b"{")
-        .then(|| serde_json::from_slice(data).ok())
-        .flatten()
-}
-
 /// A chat or completions chunk.
-#[derive(Deserialize)]
 pub(super) struct ChatChunk<'a> {
-    #[serde(borrow, default)]
     error: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    choices: Option<Vec<Choice<'a>>>,
-    #[serde(borrow, default)]
+    choices: Vec<Choice<'a>>,
     usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     object: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
 struct Choice<'a> {
-    #[serde(borrow, default)]
-    delta: Option<Delta<'a>>,
-    /// Completions.
-    #[serde(borrow, default)]
-    text: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    /// A member of `delta`, or completions' `text`, that is something to show.
+    content: bool,
     finish_reason: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct Delta<'a> {
-    #[serde(borrow, default)]
-    content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    reasoning_content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    reasoning: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    refusal: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    tool_calls: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    function_call: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    audio: Option<&'a RawValue>,
+impl<'a> Choice<'a> {
+    fn parse(raw: &'a RawValue) -> Option<Self> {
+        let [delta, text, finish_reason] = read(raw.get().as_bytes(), ["delta", "text", "finish_reason"])?;
+        let delta = delta.and_then(|d| read(d.get().as_bytes(), CONTENT));
+        let content = holds(text) || delta.is_some_and(|d| d.into_iter().any(holds));
+        Some(Self {
+            content,
+            finish_reason,
+        })
+    }
 }
+
+/// What of a `delta` is content; its `role` is not.
+const CONTENT: [&str; 8] = [
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "refusal",
+    "tool_calls",
+    "function_call",
+    "audio",
+];
 
 /// Neither absent nor `null`, `""`, `[]`, `{}`.
 fn holds(raw: Option<&RawValue>) -> bool {
@@ -78,37 +64,27 @@ fn truthy(raw: Option<&RawValue>) -> bool {
 
 impl<'a> ChatChunk<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
-        object(data)
-    }
-
-    fn is_flat_error(&self) -> bool {
-        self.object.is_some_and(|o| o.get() == "\"error\"")
-    }
-
-    fn has_content(&self) -> bool {
-        self.choices.iter().flatten().any(|c| {
-            holds(c.text)
-                || c.delta.as_ref().is_some_and(|d| {
-                    [
-                        d.content,
-                        d.reasoning_content,
-                        d.reasoning,
-                        d.refusal,
-                        d.tool_calls,
-                        d.function_call,
-                        d.audio,
-                    ]
-                    .into_iter()
-                    .any(holds)
-                })
+        let [error, choices, usage, object] = read(data, ["error", "choices", "usage", "object"])?;
+        let choices = elements(choices).into_iter().filter_map(Choice::parse).collect();
+        Some(Self {
+            error,
+            choices,
+            usage,
+            object,
         })
     }
 
+    fn is_flat_error(&self) -> bool {
+        quoted(self.object) == Some("error")
+    }
+
+    fn has_content(&self) -> bool {
+        self.choices.iter().any(|c| c.content)
+    }
+
+    /// Some providers write `""` in every chunk but the last.
     fn has_finish(&self) -> bool {
-        self.choices
-            .iter()
-            .flatten()
-            .any(|c| c.finish_reason.is_some_and(|r| r.get() != "null"))
+        self.choices.iter().any(|c| holds(c.finish_reason))
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -116,7 +92,7 @@ impl<'a> ChatChunk<'a> {
     }
 
     fn is_usage_only(&self) -> bool {
-        self.choices.as_ref().is_some_and(Vec::is_empty) && self.usage.is_some_and(|u| u.get() != "null")
+        self.choices.is_empty() && self.usage.is_some_and(|u| u.get().starts_with('{'))
     }
 
     pub(super) fn kind(&self, data: &[u8]) -> EventKind {
@@ -149,26 +125,27 @@ impl<'a> ChatChunk<'a> {
 }
 
 /// A Responses event.
-#[derive(Deserialize)]
 pub(super) struct ResponsesEvent<'a> {
-    #[serde(borrow, default, rename = "type")]
-    kind: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    kind: Option<&'a str>,
     delta: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     error: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     response: Option<&'a RawValue>,
 }
 
 impl<'a> ResponsesEvent<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
-        object(data)
+        let [kind, delta, error, response] = read(data, ["type", "delta", "error", "response"])?;
+        Some(Self {
+            kind: quoted(kind),
+            delta,
+            error,
+            response,
+        })
     }
 
     /// Readers dispatch on `type`; the event's name stands in where it is absent.
     fn type_or<'n>(&'n self, name: Option<&'n [u8]>) -> &'n str {
-        match &self.kind {
+        match self.kind {
             Some(kind) => kind,
             None => name.and_then(|n| std::str::from_utf8(n).ok()).unwrap_or_default(),
         }
@@ -214,16 +191,11 @@ impl<'a> ResponsesEvent<'a> {
     }
 
     pub(super) fn committed(&self, name: Option<&[u8]>) -> CommittedFacts {
-        #[derive(Deserialize)]
-        struct Response<'a> {
-            #[serde(borrow, default)]
-            usage: Option<&'a RawValue>,
-        }
         let terminal = self.terminal(name);
         let usage = terminal
             .and(self.response)
-            .and_then(|r| serde_json::from_str::<Response<'_>>(r.get()).ok())
-            .and_then(|r| Usage::from_json(r.usage?.get().as_bytes()));
+            .and_then(|r| read(r.get().as_bytes(), ["usage"])?[0])
+            .and_then(|u| Usage::from_json(u.get().as_bytes()));
         CommittedFacts {
             terminal,
             finish: false,
@@ -234,51 +206,54 @@ impl<'a> ResponsesEvent<'a> {
     }
 }
 
+/// What matters of an image or audio event after commit.
+pub(super) fn other_committed(data: &[u8]) -> CommittedFacts {
+    let [usage, error] = read(data, ["usage", "error"]).unwrap_or_default();
+    CommittedFacts {
+        usage: usage.and_then(|u| Usage::from_json(u.get().as_bytes())),
+        error: truthy(error),
+        ..CommittedFacts::default()
+    }
+}
+
 /// The error object: the member where it is an object, else one made of what there is.
 fn in_band(member: Option<&RawValue>, data: &[u8]) -> InBandError {
-    #[derive(Deserialize, Default)]
-    struct Object<'a> {
-        #[serde(borrow, default)]
-        code: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        status: Option<&'a RawValue>,
-        #[serde(borrow, default, rename = "type")]
-        kind: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        message: Option<&'a RawValue>,
-    }
-    let raw: Bytes = match member.map(RawValue::get) {
-        Some(object) if object.starts_with('{') => Bytes::copy_from_slice(object.as_bytes()),
-        Some(text) if text.starts_with('"') => Bytes::from(format!(
-            r#"{{"message":{text},"type":"server_error","param":null,"code":null}}"#
-        )),
-        Some(_) | None => Bytes::copy_from_slice(data),
-    };
-    let object: Object<'_> = serde_json::from_slice(&raw).unwrap_or_default();
-    let number = |raw: Option<&RawValue>| raw.and_then(|r| r.get().trim_matches('"').parse::<u16>().ok());
-    let made = member.is_some_and(|m| !m.get().starts_with('{'));
-    let status = number(object.status)
-        .or_else(|| number(object.code))
-        .filter(|s| (400..600).contains(s))
-        .or_else(|| {
-            let words = [object.code, object.kind].map(|r| r.map_or("", |r| r.get().trim_matches('"')));
-            words.into_iter().find_map(status_of_word).filter(|_| !made)
-        });
-    // An `event: error` of Responses carries code and message at the top, beside its own `type`.
-    let flat = member.is_none() && object.kind.is_some_and(|k| k.get() == "\"error\"");
-    let raw = if flat {
-        fn text(raw: Option<&RawValue>) -> &str {
-            raw.map_or("null", RawValue::get)
+    let object = match member.map(RawValue::get) {
+        Some(object) if object.starts_with('{') => Some(object),
+        Some(text) if text.starts_with('"') => {
+            return InBandError {
+                status: None,
+                raw: made(text, "null"),
+            };
         }
-        Bytes::from(format!(
-            r#"{{"message":{},"type":"server_error","param":null,"code":{}}}"#,
-            text(object.message),
-            text(object.code)
-        ))
+        Some(_) | None => None,
+    };
+    let raw = object.map_or(data, str::as_bytes);
+    let [status, code, kind, message] = read(raw, ["status", "code", "type", "message"]).unwrap_or_default();
+    let number = |raw: Option<&RawValue>| {
+        let status = raw?.get().trim_matches('"').parse().ok()?;
+        (400..600).contains(&status).then_some(status)
+    };
+    let word = |raw: Option<&RawValue>| quoted(raw).and_then(status_of_word);
+    let status = number(status)
+        .or_else(|| number(code))
+        .or_else(|| word(code))
+        .or_else(|| word(kind));
+    // An `event: error` of Responses carries code and message at the top, beside its own `type`.
+    let raw = if object.is_none() && quoted(kind) == Some("error") {
+        let text = |raw: Option<&RawValue>| raw.map_or("null", RawValue::get).to_owned();
+        made(&text(message), &text(code))
     } else {
-        raw
+        Bytes::copy_from_slice(raw)
     };
     InBandError { status, raw }
+}
+
+/// An error object of these JSON values.
+fn made(message: &str, code: &str) -> Bytes {
+    Bytes::from(format!(
+        r#"{{"message":{message},"type":"server_error","param":null,"code":{code}}}"#
+    ))
 }
 
 /// The status that OpenAI sends with this code or type.
@@ -308,27 +283,15 @@ pub fn error_in_body(dialect: Dialect, body: &[u8]) -> Option<InBandError> {
     if !may_hold_error(body) {
         return None;
     }
-    #[derive(Deserialize)]
-    struct Body<'a> {
-        #[serde(borrow, default)]
-        error: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        object: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        choices: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        data: Option<&'a RawValue>,
+    let [error, object, choices, data] = read(body, ["error", "object", "choices", "data"])?;
+    if quoted(object) == Some("error") {
+        return Some(in_band(error.filter(|e| e.get().starts_with('{')), body));
     }
-    let parsed: Body<'_> = object(body)?;
-    let object = parsed.object.map(RawValue::get);
-    if object == Some("\"error\"") {
-        return Some(in_band(parsed.error.filter(|e| e.get().starts_with('{')), body));
-    }
-    if dialect == Dialect::Responses && object == Some("\"response\"") {
+    if dialect == Dialect::Responses && quoted(object) == Some("response") {
         return None;
     }
-    let answers = parsed.choices.is_some() || parsed.data.is_some();
-    (truthy(parsed.error) && !answers).then(|| in_band(parsed.error, body))
+    let answers = choices.is_some() || data.is_some();
+    (truthy(error) && !answers).then(|| in_band(error, body))
 }
 
 /// Which response an event or a whole Responses body belongs to.
@@ -340,40 +303,18 @@ pub struct Identity {
 
 /// Id and model of the `response` inside an event, else of the object itself.
 pub fn response_id(data: &[u8]) -> Identity {
-    #[derive(Deserialize)]
-    struct Object<'a> {
-        #[serde(borrow, default)]
-        id: Option<Cow<'a, str>>,
-        #[serde(borrow, default)]
-        model: Option<Cow<'a, str>>,
+    let [response, mut id, mut model] = read(data, ["response", "id", "model"]).unwrap_or_default();
+    if let Some(inner) = response.and_then(|r| read(r.get().as_bytes(), ["id", "model"])) {
+        [id, model] = inner;
     }
-    #[derive(Deserialize)]
-    struct Outer<'a> {
-        #[serde(borrow, default)]
-        response: Option<Object<'a>>,
-        #[serde(borrow, default)]
-        id: Option<Cow<'a, str>>,
-        #[serde(borrow, default)]
-        model: Option<Cow<'a, str>>,
-    }
-    let Ok(outer) = serde_json::from_slice::<Outer<'_>>(data) else {
-        return Identity::default();
-    };
-    let (id, model) = match outer.response {
-        Some(inner) => (inner.id, inner.model),
-        None => (outer.id, outer.model),
-    };
+    let text = |raw: Option<&RawValue>| serde_json::from_str(raw?.get()).ok();
     Identity {
-        id: id.map(Cow::into_owned),
-        model: model.map(Cow::into_owned),
+        id: text(id),
+        model: text(model),
     }
 }
 
 /// The `sequence_number` of a Responses event.
 pub fn sequence_number(data: &[u8]) -> Option<u64> {
-    #[derive(Deserialize)]
-    struct Numbered {
-        sequence_number: Option<u64>,
-    }
-    object::<Numbered>(data)?.sequence_number
+    read(data, ["sequence_number"])?[0]?.get().parse().ok()
 }

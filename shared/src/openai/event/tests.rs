@@ -47,7 +47,7 @@ fn chat_events_are_what_they_hold() {
     );
     assert_eq!(chat("[DONE]"), EventKind::Terminal(TerminalKind::Done));
     assert_eq!(chat("[DONE] "), EventKind::Terminal(TerminalKind::Done));
-    for bad in ["", "<html>", "[1]", "{\"choices\":", "\"[DONE]\"", "\u{1}"] {
+    for bad in ["<html>", "[1]", "{\"choices\":", "\"[DONE]\"", "\u{1}"] {
         assert_eq!(chat(bad), EventKind::Malformed, "{bad}");
     }
     let text = classify(Dialect::Completions, None, br#"{"choices":[{"text":"a"}]}"#);
@@ -170,6 +170,72 @@ fn responses_events_are_what_they_are_called() {
     }
 }
 
+/// What real providers send beside the book, before commit and after it.
+#[test]
+fn habits_of_providers_do_not_mislead() {
+    for empty in ["", " "] {
+        assert_eq!(chat(empty), EventKind::Ignored, "a heartbeat");
+        assert_eq!(responses(empty), EventKind::Ignored, "a heartbeat");
+    }
+    let unfinished = r#"{"choices":[{"delta":{"role":"assistant"},"finish_reason":""}]}"#;
+    assert_eq!(chat(unfinished), EventKind::Preamble);
+    assert_eq!(
+        scan_committed(Dialect::Chat, None, unfinished.as_bytes()),
+        CommittedFacts::default()
+    );
+    for choices in [r#""choices":[],"#, r#""choices":null,"#, ""] {
+        let usage = format!(r#"{{{choices}"usage":{{"prompt_tokens":1}}}}"#);
+        assert_eq!(chat(&usage), EventKind::UsageOnly, "{choices}");
+        assert!(
+            scan_committed(Dialect::Chat, None, usage.as_bytes()).usage_only,
+            "{choices}"
+        );
+    }
+    let twice = r#"{"choices":[],"choices":[{"delta":{"content":"a"},"delta":{"content":"b"}}],"\ud83e":1}"#;
+    assert_eq!(chat(twice), EventKind::Content);
+    assert_eq!(
+        chat(r#"{"choices":[{"delta":null},null,7]}"#),
+        EventKind::Preamble
+    );
+    let flat = br#"{"object":"error","message":"m","code":400}"#;
+    assert!(scan_committed(Dialect::Chat, None, flat).error);
+    let object = r#"{"error":{"type":"error","message":"m","more":1}}"#;
+    match chat(object) {
+        EventKind::Error(e) => assert_eq!(&e.raw[..], br#"{"type":"error","message":"m","more":1}"#),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_name_ends_a_stream_whose_data_has_no_type() {
+    for (name, terminal, error) in [
+        ("response.completed", Some(TerminalKind::Completed), false),
+        ("response.failed", Some(TerminalKind::Failed), false),
+        ("response.incomplete", Some(TerminalKind::Incomplete), false),
+        ("error", None, true),
+        ("response.output_text.delta", None, false),
+    ] {
+        let facts = scan_committed(Dialect::Responses, Some(name.as_bytes()), b"{}");
+        assert_eq!((facts.terminal, facts.error), (terminal, error), "{name}");
+        let typed = br#"{"type":"response.output_text.delta","delta":"a"}"#;
+        let facts = scan_committed(Dialect::Responses, Some(name.as_bytes()), typed);
+        assert_eq!(facts, CommittedFacts::default(), "`type` wins over {name}");
+    }
+}
+
+#[test]
+fn tokens_of_images_and_speech_are_counted() {
+    let done = br#"{"type":"transcript.text.done","text":"\"usage\":1","usage":{"type":"tokens","input_tokens":3,"output_tokens":4}}"#;
+    let facts = scan_committed(Dialect::Other, None, done);
+    assert_eq!(facts.usage.unwrap().output, 4);
+    assert!(scan_committed(Dialect::Other, None, br#"{"error":{"message":"m"}}"#).error);
+    let text = br#"{"type":"transcript.text.delta","delta":"a \"usage"}"#;
+    assert_eq!(
+        scan_committed(Dialect::Other, None, text),
+        CommittedFacts::default()
+    );
+}
+
 #[test]
 fn text_that_looks_like_a_signal_is_text() {
     for content in [
@@ -261,10 +327,16 @@ fn made_events_read_back_as_what_they_say() {
 }
 
 fn chunk() -> impl Strategy<Value = Value> {
-    let text = "[a-z\"{}:\\\\]{0,5}";
+    let text = prop_oneof![
+        "[a-z\"{}:\\\\]{0,5}",
+        Just("usage".to_owned()),
+        Just("\"finish_reason".to_owned()),
+        Just("error".to_owned()),
+        Just("\"error\":1".to_owned()),
+    ];
     (
         prop::option::of(text),
-        prop::option::of("[a-z]{1,4}"),
+        prop::option::of("[a-z]{0,4}"),
         prop::option::of((0_u64..9, 0_u64..9)),
         prop::option::of(any::<bool>()),
         0_usize..3,
@@ -284,12 +356,74 @@ fn chunk() -> impl Strategy<Value = Value> {
         })
 }
 
+fn event() -> impl Strategy<Value = (Option<&'static str>, Value)> {
+    let word = prop::sample::select(vec![
+        "response.created",
+        "response.output_text.delta",
+        "response.completed",
+        "response.failed",
+        "response.incomplete",
+        "error",
+        "keepalive",
+    ]);
+    let text = prop::sample::select(vec![
+        "",
+        "a",
+        "error",
+        "response.completed",
+        "\"response.failed\"",
+        "\"usage\"",
+    ]);
+    (
+        prop::option::of(word.clone()),
+        prop::option::of(word),
+        prop::option::of(text),
+        prop::option::of(prop::bool::ANY),
+        prop::option::of(0_u64..9),
+    )
+        .prop_map(|(name, kind, delta, error, usage)| {
+            let mut event = json!({"sequence_number": 1});
+            if let Some(kind) = kind {
+                event["type"] = json!(kind);
+            }
+            if let Some(delta) = delta {
+                event["delta"] = json!(delta);
+            }
+            if let Some(real) = error {
+                event["error"] = if real {
+                    json!({"message": "m"})
+                } else {
+                    Value::Null
+                };
+            }
+            if let Some(n) = usage {
+                event["response"] = json!({"id": "r", "error": null, "usage": {"input_tokens": n}});
+            }
+            (name, event)
+        })
+}
+
 proptest! {
     #[test]
     fn the_scan_agrees_with_the_exact_reader(chunk in chunk(), pretty in any::<bool>()) {
         let text = if pretty { serde_json::to_string_pretty(&chunk).unwrap() } else { chunk.to_string() };
         let exact = ChatChunk::parse(text.as_bytes()).unwrap().committed();
         prop_assert_eq!(scan_committed(Dialect::Chat, None, text.as_bytes()), exact);
+    }
+
+    #[test]
+    fn the_scan_agrees_with_the_exact_reader_of_responses((name, event) in event(), pretty in any::<bool>()) {
+        let text = if pretty { serde_json::to_string_pretty(&event).unwrap() } else { event.to_string() };
+        let name = name.map(str::as_bytes);
+        let exact = ResponsesEvent::parse(text.as_bytes()).unwrap().committed(name);
+        prop_assert_eq!(scan_committed(Dialect::Responses, name, text.as_bytes()), exact);
+        let terminal = match classify(Dialect::Responses, name, text.as_bytes()) {
+            EventKind::Terminal(kind) => (Some(kind), false),
+            EventKind::Error(_) => (None, true),
+            EventKind::Preamble | EventKind::Content | EventKind::Ignored => (None, false),
+            EventKind::Finish | EventKind::UsageOnly | EventKind::Malformed => unreachable!(),
+        };
+        prop_assert_eq!((exact.terminal.filter(|_| !exact.error), exact.error), terminal);
     }
 
     #[test]
