@@ -37,11 +37,27 @@ pub(crate) struct ResponseHome {
 }
 
 impl App {
-    pub fn new(settings: Settings, metrics: Arc<Metrics>, pool: Arc<Pool>, keys: Keys, drain: Drain) -> Arc<Self> {
+    pub fn new(
+        settings: Settings,
+        metrics: Arc<Metrics>,
+        pool: Arc<Pool>,
+        keys: Keys,
+        drain: Drain,
+    ) -> Arc<Self> {
         let body_memory = BodyMemory::new(settings.server.body_memory, metrics.body_memory_bytes.clone());
-        let responses =
-            moka::sync::Cache::builder().max_capacity(RESPONSES_KEPT).time_to_live(RESPONSES_TTL).build();
-        Arc::new(Self { settings, metrics, pool, keys, drain, body_memory, responses })
+        let responses = moka::sync::Cache::builder()
+            .max_capacity(RESPONSES_KEPT)
+            .time_to_live(RESPONSES_TTL)
+            .build();
+        Arc::new(Self {
+            settings,
+            metrics,
+            pool,
+            keys,
+            drain,
+            body_memory,
+            responses,
+        })
     }
 
     pub(crate) fn remember_response(&self, id: &str, lease: &Lease) {

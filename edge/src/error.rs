@@ -128,11 +128,20 @@ pub struct ApiError {
 
 impl ApiError {
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, message: message.into(), param: None, retry_after: None, should_retry: None }
+        Self {
+            kind,
+            message: message.into(),
+            param: None,
+            retry_after: None,
+            should_retry: None,
+        }
     }
 
     pub fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(ErrorKind::InvalidRequest, message) }
+        Self {
+            param: Some(param.into()),
+            ..Self::new(ErrorKind::InvalidRequest, message)
+        }
     }
 
     #[must_use]
@@ -176,7 +185,10 @@ impl ApiError {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(secs));
         }
         if let Some(retry) = self.should_retry {
-            headers.insert(X_SHOULD_RETRY, HeaderValue::from_static(if retry { "true" } else { "false" }));
+            headers.insert(
+                X_SHOULD_RETRY,
+                HeaderValue::from_static(if retry { "true" } else { "false" }),
+            );
         }
         response
     }
@@ -201,7 +213,8 @@ mod tests {
 
     #[test]
     fn an_answer_has_the_four_keys_and_rounds_retry_after_up() {
-        let e = ApiError::new(ErrorKind::CapacityExhausted, "busy").with_retry_after(Duration::from_millis(1500));
+        let e =
+            ApiError::new(ErrorKind::CapacityExhausted, "busy").with_retry_after(Duration::from_millis(1500));
         let r: Response<axum::body::Body> = e.clone().into_response();
         assert_eq!(r.status(), 503);
         assert_eq!(r.headers()["retry-after"], "2");

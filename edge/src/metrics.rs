@@ -69,14 +69,19 @@ label_enum! {
 }
 
 /// Request durations, seconds: from a cache hit to a long reasoning answer.
-const DURATION_BUCKETS: &[f64] =
-    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+const DURATION_BUCKETS: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+];
 /// Time to first token and queue waits, seconds.
-const FIRST_TOKEN_BUCKETS: &[f64] =
-    &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0];
+const FIRST_TOKEN_BUCKETS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0,
+    120.0,
+];
 /// Gaps between content frames, seconds.
-const INTER_TOKEN_BUCKETS: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5];
+const INTER_TOKEN_BUCKETS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0,
+    2.5,
+];
 
 /// The edge's registry and its typed families.
 pub struct Metrics {
@@ -105,7 +110,9 @@ impl Metrics {
         let registry = Registry::new();
         let r = &registry;
         let counter = |name: &str, help: &str| Opts::new(name, help);
-        let histogram = |name: &str, help: &str, buckets: &[f64]| HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let histogram = |name: &str, help: &str, buckets: &[f64]| {
+            HistogramOpts::new(name, help).buckets(buckets.to_vec())
+        };
         let gauge = |name: &str, help: &str| -> prometheus::Result<IntGauge> {
             let g = IntGauge::new(name, help)?;
             r.register(Box::new(g.clone()))?;
@@ -125,28 +132,47 @@ impl Metrics {
         let panics = IntCounter::new("iop_edge_panics_total", "Requests that ended in a panic.")?;
         r.register(Box::new(panics.clone()))?;
         let build = IntGaugeVec::new(Opts::new("iop_edge_build_info", "1, by version."), &["version"])?;
-        build.get_metric_with_label_values(&[env!("CARGO_PKG_VERSION")])?.set(1);
+        build
+            .get_metric_with_label_values(&[env!("CARGO_PKG_VERSION")])?
+            .set(1);
         r.register(Box::new(build))?;
-        r.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        r.register(Box::new(
+            prometheus::process_collector::ProcessCollector::for_self(),
+        ))?;
         Ok(Self {
             requests: Counters::register(
                 r,
-                counter("iop_edge_requests_total", "Requests, by endpoint and how they ended."),
+                counter(
+                    "iop_edge_requests_total",
+                    "Requests, by endpoint and how they ended.",
+                ),
                 &["endpoint", "outcome"],
             )?,
             request_duration: Histograms::register(
                 r,
-                histogram("iop_edge_request_duration_seconds", "From arrival to the last byte.", DURATION_BUCKETS),
+                histogram(
+                    "iop_edge_request_duration_seconds",
+                    "From arrival to the last byte.",
+                    DURATION_BUCKETS,
+                ),
                 &["endpoint"],
             )?,
             time_to_first_token: Histograms::register(
                 r,
-                histogram("iop_edge_time_to_first_token_seconds", "From arrival to the first content.", FIRST_TOKEN_BUCKETS),
+                histogram(
+                    "iop_edge_time_to_first_token_seconds",
+                    "From arrival to the first content.",
+                    FIRST_TOKEN_BUCKETS,
+                ),
                 &["endpoint"],
             )?,
             inter_token_latency: Histograms::register(
                 r,
-                histogram("iop_edge_inter_token_latency_seconds", "Between content frames of a stream.", INTER_TOKEN_BUCKETS),
+                histogram(
+                    "iop_edge_inter_token_latency_seconds",
+                    "Between content frames of a stream.",
+                    INTER_TOKEN_BUCKETS,
+                ),
                 &["endpoint"],
             )?,
             in_flight: Gauges::register(
@@ -163,17 +189,34 @@ impl Metrics {
             )?,
             client_cancelled: Counters::register(
                 r,
-                counter("iop_edge_client_cancelled_total", "Requests whose client left before the end."),
+                counter(
+                    "iop_edge_client_cancelled_total",
+                    "Requests whose client left before the end.",
+                ),
                 &["endpoint"],
             )?,
-            tokens: Counters::register(r, counter("iop_edge_tokens_total", "Tokens reported by providers."), &["type"])?,
+            tokens: Counters::register(
+                r,
+                counter("iop_edge_tokens_total", "Tokens reported by providers."),
+                &["type"],
+            )?,
             usage_reports: Counters::register(
                 r,
-                counter("iop_edge_usage_reports_total", "Attempts with content, by whether usage was reported to the end."),
+                counter(
+                    "iop_edge_usage_reports_total",
+                    "Attempts with content, by whether usage was reported to the end.",
+                ),
                 &["completeness"],
             )?,
-            node_sessions: Gauges::register(r, counter("iop_edge_node_sessions", "Node sessions, embedded included."), &["state"])?,
-            body_memory_bytes: gauge("iop_edge_body_memory_bytes", "Bytes of request bodies held for replay.")?,
+            node_sessions: Gauges::register(
+                r,
+                counter("iop_edge_node_sessions", "Node sessions, embedded included."),
+                &["state"],
+            )?,
+            body_memory_bytes: gauge(
+                "iop_edge_body_memory_bytes",
+                "Bytes of request bodies held for replay.",
+            )?,
             panics,
             provider_in_flight,
             registry,
@@ -233,7 +276,9 @@ mod tests {
         let text = String::from_utf8(Metrics::new().unwrap().encode().unwrap()).unwrap();
         for e in EndpointLabel::ALL {
             for o in Outcome::ALL {
-                assert!(text.contains(&format!("iop_edge_requests_total{{endpoint=\"{e}\",outcome=\"{o}\"}} 0")));
+                assert!(text.contains(&format!(
+                    "iop_edge_requests_total{{endpoint=\"{e}\",outcome=\"{o}\"}} 0"
+                )));
             }
         }
         for a in AttemptResult::ALL {

@@ -38,7 +38,10 @@ pub struct Aborted;
 pub struct GateBody(Kind);
 
 enum Kind {
-    Full { bytes: Bytes, settle: Option<(RequestGuard, Outcome)> },
+    Full {
+        bytes: Bytes,
+        settle: Option<(RequestGuard, Outcome)>,
+    },
     Live(Box<Live>),
     Long(Box<Long>),
     Opened(Box<Opened>),
@@ -53,19 +56,49 @@ impl From<Bytes> for GateBody {
 impl GateBody {
     /// A complete body; the request is settled when hyper takes it.
     pub(crate) fn full(bytes: Bytes, guard: RequestGuard, outcome: Outcome) -> Self {
-        Self(Kind::Full { bytes, settle: Some((guard, outcome)) })
+        Self(Kind::Full {
+            bytes,
+            settle: Some((guard, outcome)),
+        })
     }
 
-    pub(super) fn live(relay: Box<Relay>, attempt: Attempt, guard: RequestGuard, dialect: Dialect, pace: Pace) -> Self {
-        Self(Kind::Live(Box::new(Live::new(relay, attempt, guard, dialect, pace))))
+    pub(super) fn live(
+        relay: Box<Relay>,
+        attempt: Attempt,
+        guard: RequestGuard,
+        dialect: Dialect,
+        pace: Pace,
+    ) -> Self {
+        Self(Kind::Live(Box::new(Live::new(
+            relay, attempt, guard, dialect, pace,
+        ))))
     }
 
-    pub(super) fn long(prefix: Bytes, attempt: Attempt, guard: RequestGuard, outcome: Outcome, length: Option<u64>) -> Self {
-        Self(Kind::Long(Box::new(Long { prefix, attempt: Some(attempt), guard, outcome, length, sent: 0, broken: false })))
+    pub(super) fn long(
+        prefix: Bytes,
+        attempt: Attempt,
+        guard: RequestGuard,
+        outcome: Outcome,
+        length: Option<u64>,
+    ) -> Self {
+        Self(Kind::Long(Box::new(Long {
+            prefix,
+            attempt: Some(attempt),
+            guard,
+            outcome,
+            length,
+            sent: 0,
+            broken: false,
+        })))
     }
 
     pub(super) fn opened(running: Pin<Box<dyn Future<Output = Ended> + Send>>, pace: Pace) -> Self {
-        Self(Kind::Opened(Box::new(Opened { running: Some(running), pace, then: None, greeted: false })))
+        Self(Kind::Opened(Box::new(Opened {
+            running: Some(running),
+            pace,
+            then: None,
+            greeted: false,
+        })))
     }
 }
 
@@ -73,14 +106,21 @@ impl Body for GateBody {
     type Data = Bytes;
     type Error = Aborted;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Aborted>>> {
         let next = match &mut self.0 {
             Kind::Full { bytes, settle } => {
                 if let Some((mut guard, outcome)) = settle.take() {
                     guard.settle(outcome);
                 }
                 let bytes = std::mem::take(bytes);
-                if bytes.is_empty() { Ok(None) } else { Ok(Some(bytes)) }
+                if bytes.is_empty() {
+                    Ok(None)
+                } else {
+                    Ok(Some(bytes))
+                }
             }
             Kind::Live(live) => ready!(live.poll(cx)),
             Kind::Long(long) => ready!(long.poll(cx)),
@@ -100,7 +140,9 @@ impl Body for GateBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Kind::Full { bytes, .. } => SizeHint::with_exact(bytes.len() as u64),
-            Kind::Long(long) => long.length.map_or_else(SizeHint::default, |n| SizeHint::with_exact(n - long.sent)),
+            Kind::Long(long) => long
+                .length
+                .map_or_else(SizeHint::default, |n| SizeHint::with_exact(n - long.sent)),
             Kind::Live(_) | Kind::Opened(_) => SizeHint::default(),
         }
     }
@@ -115,15 +157,23 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new(interval: Option<Duration>, now: Instant) -> Self {
-        Self { interval, sleep: None, last: now }
+        Self {
+            interval,
+            sleep: None,
+            last: now,
+        }
     }
 
     /// Ready when a comment is due. The timer is armed on the first wait and moved only when it fires.
     fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(interval) = self.interval else { return Poll::Pending };
+        let Some(interval) = self.interval else {
+            return Poll::Pending;
+        };
         loop {
             let due = self.last + interval;
-            let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due.into())));
+            let sleep = self
+                .sleep
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due.into())));
             ready!(sleep.as_mut().poll(cx));
             if Instant::now() >= due {
                 self.last = Instant::now();
@@ -150,7 +200,15 @@ struct Live {
 
 impl Live {
     fn new(relay: Box<Relay>, attempt: Attempt, guard: RequestGuard, dialect: Dialect, pace: Pace) -> Self {
-        Self { relay, attempt: Some(attempt), guard, dialect, pace, last_words: None, aborted: false }
+        Self {
+            relay,
+            attempt: Some(attempt),
+            guard,
+            dialect,
+            pace,
+            last_words: None,
+            aborted: false,
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -186,7 +244,11 @@ impl Live {
                     self.close(true, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
                 }
                 Poll::Ready(Pulled::Failed(error)) => match Failure::of_node(&error) {
-                    Failure::Own { error, message, result } => self.close(false, result, error, message),
+                    Failure::Own {
+                        error,
+                        message,
+                        result,
+                    } => self.close(false, result, error, message),
                     Failure::Refused(FailureCode::Capacity | FailureCode::Draining)
                     | Failure::Refused(_)
                     | Failure::InBand(_) => {
@@ -208,11 +270,19 @@ impl Live {
 
     /// The terminal event went by: the client's message ends now, the provider gets a moment to end its own.
     fn end(&mut self, kind: TerminalKind, cx: &mut Context<'_>) {
-        let Some(mut attempt) = self.attempt.take() else { return };
+        let Some(mut attempt) = self.attempt.take() else {
+            return;
+        };
         attempt.guard.settle(AttemptResult::Success);
-        attempt.guard.usage(self.relay.usage(), UsageCompleteness::Complete);
+        attempt
+            .guard
+            .usage(self.relay.usage(), UsageCompleteness::Complete);
         let failed = kind == TerminalKind::Failed || self.relay.failed_in_band();
-        self.guard.settle(if failed { Outcome::ProviderError } else { Outcome::Success });
+        self.guard.settle(if failed {
+            Outcome::ProviderError
+        } else {
+            Outcome::Success
+        });
         loop {
             match attempt.source.poll_pull(cx) {
                 Poll::Ready(Pulled::Data(_)) => {}
@@ -222,23 +292,36 @@ impl Live {
         }
         tasks::spawn(tasks::Kind::Session, "drain_after_terminal", async move {
             // Too long: dropping the attempt closes the provider's connection.
-            let _ = tokio::time::timeout(DRAIN, async { while let Pulled::Data(_) = attempt.source.pull().await {} }).await;
+            let _ = tokio::time::timeout(DRAIN, async {
+                while let Pulled::Data(_) = attempt.source.pull().await {}
+            })
+            .await;
         });
     }
 
     /// The provider's part is over without a terminal event (G22, G56).
     fn close(&mut self, clean: bool, result: AttemptResult, error: ErrorKind, message: &'static str) {
-        let Some(mut attempt) = self.attempt.take() else { return };
+        let Some(mut attempt) = self.attempt.take() else {
+            return;
+        };
         match self.relay.finish(clean) {
             Ok(Closing::Complete) => {
                 attempt.guard.settle(AttemptResult::Success);
-                attempt.guard.usage(self.relay.usage(), UsageCompleteness::Complete);
+                attempt
+                    .guard
+                    .usage(self.relay.usage(), UsageCompleteness::Complete);
                 let failed = self.relay.failed_in_band();
-                self.guard.settle(if failed { Outcome::ProviderError } else { Outcome::Success });
+                self.guard.settle(if failed {
+                    Outcome::ProviderError
+                } else {
+                    Outcome::Success
+                });
             }
             closing @ (Ok(Closing::ErrorEvent | Closing::Abort) | Err(_)) => {
                 attempt.guard.settle(result);
-                attempt.guard.usage(self.relay.usage(), UsageCompleteness::Incomplete);
+                attempt
+                    .guard
+                    .usage(self.relay.usage(), UsageCompleteness::Incomplete);
                 self.guard.settle(match error.outcome() {
                     Outcome::ResponseStalled => Outcome::ResponseStalled,
                     Outcome::Success
@@ -265,7 +348,9 @@ const LOST: &str = "The connection to the provider's node was lost.";
 impl Drop for Live {
     fn drop(&mut self) {
         if let Some(attempt) = &mut self.attempt {
-            attempt.guard.usage(self.relay.usage(), UsageCompleteness::Incomplete);
+            attempt
+                .guard
+                .usage(self.relay.usage(), UsageCompleteness::Incomplete);
         }
     }
 }
@@ -291,7 +376,9 @@ impl Long {
             let piece = std::mem::take(&mut self.prefix);
             return Poll::Ready(self.pass(piece));
         }
-        let Some(attempt) = self.attempt.as_mut() else { return Poll::Ready(Ok(None)) };
+        let Some(attempt) = self.attempt.as_mut() else {
+            return Poll::Ready(Ok(None));
+        };
         let pulled = ready!(attempt.source.poll_pull(cx));
         let whole = self.length.is_none_or(|n| n == self.sent);
         Poll::Ready(match pulled {
@@ -308,7 +395,11 @@ impl Long {
     /// More bytes than announced cannot be sent: the message is broken as much as with fewer.
     fn pass(&mut self, piece: Bytes) -> Result<Option<Bytes>, Aborted> {
         self.sent += piece.len() as u64;
-        if self.length.is_some_and(|n| self.sent > n) { self.breaks() } else { Ok(Some(piece)) }
+        if self.length.is_some_and(|n| self.sent > n) {
+            self.breaks()
+        } else {
+            Ok(Some(piece))
+        }
     }
 
     fn breaks(&mut self) -> Result<Option<Bytes>, Aborted> {
@@ -358,7 +449,12 @@ impl Opened {
     }
 
     fn answer(&self, ended: Ended) -> Then {
-        let Ended { answer, mut guard, dialect, .. } = ended;
+        let Ended {
+            answer,
+            mut guard,
+            dialect,
+            ..
+        } = ended;
         let words = match answer {
             Answer::Stream { relay, attempt, .. } => {
                 let pace = Pace::new(self.pace.interval, Instant::now());

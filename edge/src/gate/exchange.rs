@@ -37,8 +37,14 @@ const ABSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The client's body, kept until commit so that it can be sent again.
 pub(crate) enum Payload {
-    Json { body: Bytes, facts: RequestFacts },
-    Multipart { body: Bytes, facts: MultipartFacts },
+    Json {
+        body: Bytes,
+        facts: RequestFacts,
+    },
+    Multipart {
+        body: Bytes,
+        facts: MultipartFacts,
+    },
     /// Sent on unread.
     Opaque(Bytes),
     /// `GET` and `DELETE`.
@@ -97,13 +103,27 @@ pub(crate) struct Attempt {
 /// What a request came to.
 pub(crate) enum Answer {
     /// A committed stream.
-    Stream { head: head::Head, relay: Box<Relay>, attempt: Attempt },
+    Stream {
+        head: head::Head,
+        relay: Box<Relay>,
+        attempt: Attempt,
+    },
     /// A complete body.
-    Whole { head: head::Head, body: Bytes },
+    Whole {
+        head: head::Head,
+        body: Bytes,
+    },
     /// A body too large to hold: what was read, and the rest.
-    Long { head: head::Head, prefix: Bytes, attempt: Attempt },
+    Long {
+        head: head::Head,
+        prefix: Bytes,
+        attempt: Attempt,
+    },
     /// The provider's own error object with the status it stands for.
-    InBand { status: StatusCode, object: Bytes },
+    InBand {
+        status: StatusCode,
+        object: Bytes,
+    },
     Own(ApiError),
 }
 
@@ -142,27 +162,29 @@ impl Exchange {
     /// Runs the request to an answer.
     pub(crate) async fn run(mut self) -> Ended {
         let answer = self.answer().await;
-        Ended { answer, dialect: self.dialect(), guard: self.guard, attempts: self.attempts.get() }
+        Ended {
+            answer,
+            dialect: self.dialect(),
+            guard: self.guard,
+            attempts: self.attempts.get(),
+        }
     }
 
     async fn answer(&mut self) -> Answer {
-        let mut full: Option<ProviderKey> = None;
         loop {
             let ask = Ask {
                 model: &self.model,
                 endpoint: self.endpoint,
                 pinned: self.pinned.as_ref(),
-                refused_by: full.take(),
             };
             let lease = match self.app.pool.acquire(ask).await {
                 Ok(lease) => lease,
                 Err(refused) => return Answer::Own(refusal(refused)),
             };
-            let provider = lease.provider().clone();
             match self.attempt(lease).await {
                 Ok(answer) => return answer,
                 Err(failure) => match self.after(failure) {
-                    Next::Again => full = Some(provider),
+                    Next::Again => {}
                     Next::Answer(answer) => return answer,
                 },
             }
@@ -176,30 +198,38 @@ impl Exchange {
                 self.attempts.take_back();
                 Next::Again
             }
-            Failure::InBand(error) => {
-                Next::Answer(Answer::InBand { status: in_band_status(&error), object: error.raw })
+            Failure::InBand(error) => Next::Answer(Answer::InBand {
+                status: in_band_status(&error),
+                object: error.raw,
+            }),
+            other @ (Failure::Own { .. } | Failure::Refused(_)) => {
+                Next::Answer(Answer::Own(other.into_error()))
             }
-            other @ (Failure::Own { .. } | Failure::Refused(_)) => Next::Answer(Answer::Own(other.into_error())),
         }
     }
 
     async fn attempt(&mut self, lease: Lease) -> Result<Answer, Failure> {
         self.attempts.begin();
         let mut guard = AttemptGuard::new(self.app.metrics.clone());
-        let result = self.dispatch(&lease).await;
-        let outcome = match result {
+        match self.dispatch(&lease).await {
             Ok((head, source)) => self.read(head, Attempt { source, guard, lease }).await,
             Err(failure) => {
                 guard.settle(failure.result());
+                if matches!(failure, Failure::Refused(_)) {
+                    lease.refused();
+                }
                 Err(failure)
             }
-        };
-        outcome
+        }
     }
 
     async fn dispatch(&self, lease: &Lease) -> Result<(head::Head, Source), Failure> {
         let request = self.request(lease);
-        let response = lease.session().call(request).await.map_err(|_| Failure::node_lost())?;
+        let response = lease
+            .session()
+            .call(request)
+            .await
+            .map_err(|_| Failure::node_lost())?;
         let (parts, body) = response.into_parts();
         let mut source = Source::new(body);
         if parts.headers.get(wire_headers::ORIGIN) == Some(&wire_headers::ORIGIN_PROVIDER) {
@@ -248,14 +278,21 @@ impl Exchange {
         }
         let read = match head::judge(&head, self.endpoint, self.stream) {
             head::Shape::Unusable(why) => Err(Failure::unusable(why, head.status)),
-            head::Shape::Events => self.read_stream(head, &mut attempt).await.map(|(head, relay)| (head, Read::Stream(relay))),
+            head::Shape::Events => self
+                .read_stream(head, &mut attempt)
+                .await
+                .map(|(head, relay)| (head, Read::Stream(relay))),
             head::Shape::Whole { json } => self.read_whole(head, json, &mut attempt).await,
         };
         match read {
             Ok((head, Read::Stream(relay))) => Ok(Answer::Stream { head, relay, attempt }),
             Ok((head, Read::Long(prefix))) => {
                 attempt.guard.settle(result_of_status(head.status));
-                Ok(Answer::Long { head, prefix, attempt })
+                Ok(Answer::Long {
+                    head,
+                    prefix,
+                    attempt,
+                })
             }
             Ok((head, Read::Whole(body))) => Ok(Answer::Whole { head, body }),
             Err(failure) => {
@@ -266,9 +303,16 @@ impl Exchange {
     }
 
     /// Holds a stream until content arrives (G52).
-    async fn read_stream(&mut self, head: head::Head, attempt: &mut Attempt) -> Result<(head::Head, Box<Relay>), Failure> {
-        let mut relay =
-            Box::new(Relay::new(self.dialect(), self.injects_usage(), self.app.settings.gate.hold_bytes));
+    async fn read_stream(
+        &mut self,
+        head: head::Head,
+        attempt: &mut Attempt,
+    ) -> Result<(head::Head, Box<Relay>), Failure> {
+        let mut relay = Box::new(Relay::new(
+            self.dialect(),
+            self.injects_usage(),
+            self.app.settings.gate.hold_bytes,
+        ));
         loop {
             match attempt.source.pull().await {
                 Pulled::Data(chunk) => match relay.feed(chunk) {
@@ -351,9 +395,15 @@ impl Exchange {
 
     /// A JSON endpoint's 200 has to be JSON, and must not be an error in disguise (G58).
     fn check_json(&self, head: &head::Head, body: &Bytes) -> Result<(), Failure> {
-        let starts_as_json = body.iter().find(|b| !b.is_ascii_whitespace()).is_some_and(|b| matches!(b, b'{' | b'['));
+        let starts_as_json = body
+            .iter()
+            .find(|b| !b.is_ascii_whitespace())
+            .is_some_and(|b| matches!(b, b'{' | b'['));
         if !starts_as_json && !head.headers.contains_key(header::CONTENT_ENCODING) {
-            return Err(Failure::unusable("The provider's answer is not JSON.", head.status));
+            return Err(Failure::unusable(
+                "The provider's answer is not JSON.",
+                head.status,
+            ));
         }
         match iop_shared::openai::event::error_in_body(self.dialect(), body) {
             Some(error) => Err(Failure::InBand(error)),
@@ -372,14 +422,21 @@ fn refusal(refused: Refused) -> ApiError {
     match refused {
         Refused::QueueFull => ApiError::new(ErrorKind::CapacityExhausted, "The queue of this model is full.")
             .with_retry_after(BUSY_RETRY_AFTER),
-        Refused::QueueTimeout => {
-            ApiError::new(ErrorKind::CapacityExhausted, "No provider of this model had room in time.")
-                .with_retry_after(BUSY_RETRY_AFTER)
-        }
-        Refused::NoProvider => {
-            ApiError::new(ErrorKind::NoProviderAvailable, "No provider of this model is connected.")
-                .with_retry_after(ABSENT_RETRY_AFTER)
-        }
+        Refused::QueueTimeout => ApiError::new(
+            ErrorKind::CapacityExhausted,
+            "No provider of this model had room in time.",
+        )
+        .with_retry_after(BUSY_RETRY_AFTER),
+        Refused::OtherEndpoint => ApiError::new(
+            ErrorKind::InvalidRequest,
+            "This model does not serve this endpoint.",
+        )
+        .with_param("model"),
+        Refused::NoProvider => ApiError::new(
+            ErrorKind::NoProviderAvailable,
+            "No provider of this model is connected.",
+        )
+        .with_retry_after(ABSENT_RETRY_AFTER),
     }
 }
 

@@ -14,14 +14,22 @@ pub(crate) enum Failure {
     /// The node had no room or takes no new work: no attempt at all, the request is queued again (G32).
     Refused(FailureCode),
     /// The edge answers with its own error.
-    Own { error: ErrorKind, message: &'static str, result: AttemptResult },
+    Own {
+        error: ErrorKind,
+        message: &'static str,
+        result: AttemptResult,
+    },
     /// The provider's own error object, found inside a 200 (G58).
     InBand(InBandError),
 }
 
 impl Failure {
     pub(crate) fn of_node(error: &NodeError) -> Self {
-        let own = |error, message, result| Failure::Own { error, message, result };
+        let own = |error, message, result| Failure::Own {
+            error,
+            message,
+            result,
+        };
         match error.code {
             FailureCode::Capacity | FailureCode::Draining => Failure::Refused(error.code),
             FailureCode::ConnectFailed => own(
@@ -39,11 +47,13 @@ impl Failure {
                 "The provider made no progress within the response stall timeout.",
                 AttemptResult::ResponseStalled,
             ),
-            FailureCode::ProviderMissing | FailureCode::ProviderUnavailable | FailureCode::TargetMissing => own(
-                ErrorKind::ProviderError,
-                "The provider does not serve this model or endpoint.",
-                AttemptResult::ConnectError,
-            ),
+            FailureCode::ProviderMissing | FailureCode::ProviderUnavailable | FailureCode::TargetMissing => {
+                own(
+                    ErrorKind::ProviderError,
+                    "The provider does not serve this model or endpoint.",
+                    AttemptResult::ConnectError,
+                )
+            }
             FailureCode::InvalidRequest | FailureCode::Internal => own(
                 ErrorKind::ProviderError,
                 "The node could not pass the request on.",
@@ -62,11 +72,19 @@ impl Failure {
 
     /// An answer that is none: wrong type, redirect, refused credential, nothing at all.
     pub(crate) fn unusable(message: &'static str, status: StatusCode) -> Self {
-        Failure::Own { error: ErrorKind::ProviderError, message, result: result_of_status(status) }
+        Failure::Own {
+            error: ErrorKind::ProviderError,
+            message,
+            result: result_of_status(status),
+        }
     }
 
     pub(crate) fn of_refusal(refusal: Refusal) -> Self {
-        let own = |message| Failure::Own { error: ErrorKind::ProviderError, message, result: AttemptResult::Cut };
+        let own = |message| Failure::Own {
+            error: ErrorKind::ProviderError,
+            message,
+            result: AttemptResult::Cut,
+        };
         match refusal {
             Refusal::InBand(error) => Failure::InBand(error),
             Refusal::Malformed => own("The provider's stream is malformed."),
@@ -86,11 +104,13 @@ impl Failure {
     /// The edge's own answer when nothing else will be tried. Retrying at the client would only multiply attempts.
     pub(crate) fn into_error(self) -> ApiError {
         match self {
-            Failure::Refused(_) => ApiError::new(ErrorKind::CapacityExhausted, "Every provider of this model is busy."),
+            Failure::Refused(_) => ApiError::new(
+                ErrorKind::CapacityExhausted,
+                "Every provider of this model is busy.",
+            ),
             Failure::Own { error, message, .. } => ApiError::new(error, message).with_should_retry(false),
-            Failure::InBand(_) => {
-                ApiError::new(ErrorKind::ProviderError, "The provider reported an error.").with_should_retry(false)
-            }
+            Failure::InBand(_) => ApiError::new(ErrorKind::ProviderError, "The provider reported an error.")
+                .with_should_retry(false),
         }
     }
 }

@@ -21,7 +21,13 @@ pub(crate) struct RequestGuard {
 impl RequestGuard {
     pub(crate) fn new(metrics: Arc<Metrics>, endpoint: EndpointLabel, now: Instant) -> Self {
         metrics.in_flight.at((endpoint,)).inc();
-        Self { metrics, endpoint, started: now, outcome: None, held: None }
+        Self {
+            metrics,
+            endpoint,
+            started: now,
+            outcome: None,
+            held: None,
+        }
     }
 
     /// Says how the request ended; the first word counts.
@@ -35,11 +41,17 @@ impl RequestGuard {
     }
 
     pub(crate) fn first_token(&self, now: Instant) {
-        self.metrics.time_to_first_token.at((self.endpoint,)).observe((now - self.started).as_secs_f64());
+        self.metrics
+            .time_to_first_token
+            .at((self.endpoint,))
+            .observe((now - self.started).as_secs_f64());
     }
 
     pub(crate) fn token_gap(&self, last: Instant, now: Instant) {
-        self.metrics.inter_token_latency.at((self.endpoint,)).observe((now - last).as_secs_f64());
+        self.metrics
+            .inter_token_latency
+            .at((self.endpoint,))
+            .observe((now - last).as_secs_f64());
     }
 }
 
@@ -47,10 +59,17 @@ impl Drop for RequestGuard {
     fn drop(&mut self) {
         let labels = (self.endpoint,);
         self.metrics.in_flight.at(labels).dec();
-        self.metrics.request_duration.at(labels).observe(self.started.elapsed().as_secs_f64());
+        self.metrics
+            .request_duration
+            .at(labels)
+            .observe(self.started.elapsed().as_secs_f64());
         let outcome = self.outcome.unwrap_or_else(|| {
             // A panic unwinds through here as well; only a client that left is a cancellation.
-            if std::thread::panicking() { Outcome::InternalError } else { Outcome::ClientCancelled }
+            if std::thread::panicking() {
+                Outcome::InternalError
+            } else {
+                Outcome::ClientCancelled
+            }
         });
         if outcome == Outcome::ClientCancelled {
             self.metrics.client_cancelled.at(labels).inc();
@@ -74,7 +93,11 @@ pub(crate) struct AttemptGuard {
 
 impl AttemptGuard {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { metrics, result: None, usage: None }
+        Self {
+            metrics,
+            result: None,
+            usage: None,
+        }
     }
 
     /// Says how the attempt ended; the first word counts.
@@ -90,7 +113,10 @@ impl AttemptGuard {
 
 impl Drop for AttemptGuard {
     fn drop(&mut self) {
-        self.metrics.attempts.at((self.result.unwrap_or(AttemptResult::Cancelled),)).inc();
+        self.metrics
+            .attempts
+            .at((self.result.unwrap_or(AttemptResult::Cancelled),))
+            .inc();
         if let Some((usage, completeness)) = self.usage {
             self.metrics.count_usage(usage, completeness);
         }

@@ -23,18 +23,25 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn of_provider(parts: response::Parts) -> Self {
         let mut headers = parts.headers;
-        let provider_length =
-            headers.get(wire::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse().ok());
+        let provider_length = headers
+            .get(wire::CONTENT_LENGTH)
+            .and_then(|v| v.to_str().ok())
+            .and_then(|v| v.parse().ok());
         wire::provider_to_client(&mut headers);
         headers.remove(header::CONTENT_LENGTH);
-        Self { status: parts.status, headers, provider_length }
+        Self {
+            status: parts.status,
+            headers,
+            provider_length,
+        }
     }
 
     /// The gate's budget is spent: a client's own retries would multiply it, unless the provider said otherwise (§13).
     pub(crate) fn forbid_client_retry(&mut self) {
         let said = [X_SHOULD_RETRY, header::RETRY_AFTER, RETRY_AFTER_MS];
         if !said.iter().any(|n| self.headers.contains_key(n)) {
-            self.headers.insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
+            self.headers
+                .insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
         }
     }
 
@@ -43,7 +50,9 @@ impl Head {
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
-        response.headers_mut().insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));
+        response
+            .headers_mut()
+            .insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));
         response
     }
 }
@@ -82,9 +91,13 @@ pub(crate) fn judge(head: &Head, endpoint: Endpoint, stream: bool) -> Shape {
         Endpoint::Images | Endpoint::Audio => false,
     };
     match (stream, media) {
-        (true, Media::Json | Media::Html) => Shape::Unusable("The provider answered a streaming request without a stream."),
+        (true, Media::Json | Media::Html) => {
+            Shape::Unusable("The provider answered a streaming request without a stream.")
+        }
         (false, Media::Html) if json => Shape::Unusable("The provider answered with a web page."),
-        (false, Media::Events) if json => Shape::Unusable("The provider answered with a stream that nobody asked for."),
+        (false, Media::Events) if json => {
+            Shape::Unusable("The provider answered with a stream that nobody asked for.")
+        }
         // A stream whose label is wrong or missing is known by its events.
         (true, Media::Events | Media::Other) => Shape::Events,
         (false, Media::Events) => Shape::Events,
@@ -101,13 +114,21 @@ enum Media {
 }
 
 fn media_type(headers: &HeaderMap) -> Media {
-    let Some(value) = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes) else { return Media::Other };
-    let value = value.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
+    let Some(value) = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes) else {
+        return Media::Other;
+    };
+    let value = value
+        .split(|b| *b == b';')
+        .next()
+        .unwrap_or_default()
+        .trim_ascii();
     if value.eq_ignore_ascii_case(b"text/event-stream") {
         Media::Events
     } else if value.eq_ignore_ascii_case(b"text/html") {
         Media::Html
-    } else if value.eq_ignore_ascii_case(b"application/json") || value.to_ascii_lowercase().ends_with(b"+json") {
+    } else if value.eq_ignore_ascii_case(b"application/json")
+        || value.to_ascii_lowercase().ends_with(b"+json")
+    {
         Media::Json
     } else {
         Media::Other
@@ -123,26 +144,54 @@ mod tests {
         if !content_type.is_empty() {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_str(content_type).unwrap());
         }
-        Head { status: StatusCode::from_u16(status).unwrap(), headers, provider_length: None }
+        Head {
+            status: StatusCode::from_u16(status).unwrap(),
+            headers,
+            provider_length: None,
+        }
     }
 
     #[test]
     fn shape_follows_what_was_asked_and_what_came() {
         use Endpoint::{Audio, Chat, Images};
         for (status, media, endpoint, stream, want) in [
-            (200, "text/event-stream; charset=utf-8", Chat, true, Some(Shape::Events)),
+            (
+                200,
+                "text/event-stream; charset=utf-8",
+                Chat,
+                true,
+                Some(Shape::Events),
+            ),
             (200, "", Chat, true, Some(Shape::Events)),
             (200, "text/plain", Chat, true, Some(Shape::Events)),
             (200, "application/json", Chat, true, None),
             (200, "text/html", Chat, true, None),
             (200, "text/html", Chat, false, None),
             (200, "text/event-stream", Chat, false, None),
-            (200, "application/json", Chat, false, Some(Shape::Whole { json: true })),
-            (200, "audio/mpeg", Audio, false, Some(Shape::Whole { json: false })),
+            (
+                200,
+                "application/json",
+                Chat,
+                false,
+                Some(Shape::Whole { json: true }),
+            ),
+            (
+                200,
+                "audio/mpeg",
+                Audio,
+                false,
+                Some(Shape::Whole { json: false }),
+            ),
             (200, "text/event-stream", Audio, false, Some(Shape::Events)),
             (200, "text/event-stream", Images, true, Some(Shape::Events)),
             (500, "text/html", Chat, true, Some(Shape::Whole { json: false })),
-            (429, "application/json", Chat, false, Some(Shape::Whole { json: false })),
+            (
+                429,
+                "application/json",
+                Chat,
+                false,
+                Some(Shape::Whole { json: false }),
+            ),
             (401, "application/json", Chat, false, None),
             (302, "", Chat, false, None),
         ] {
@@ -158,7 +207,8 @@ mod tests {
     fn a_providers_word_on_retries_wins() {
         for name in ["retry-after", "retry-after-ms", "x-should-retry"] {
             let mut h = head(429, "");
-            h.headers.insert(HeaderName::from_static(name), HeaderValue::from_static("2"));
+            h.headers
+                .insert(HeaderName::from_static(name), HeaderValue::from_static("2"));
             h.forbid_client_retry();
             assert_eq!(h.headers.len(), 1, "{name}");
         }

@@ -15,8 +15,8 @@ mod source;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{self, HeaderValue};
 use http::Response;
+use http::header::{self, HeaderValue};
 
 pub use body::{Aborted, GateBody};
 pub(crate) use exchange::{Attempts, Exchange, Payload};
@@ -50,7 +50,12 @@ pub(crate) async fn serve(exchange: Exchange) -> Response<GateBody> {
 }
 
 fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateBody> {
-    let Ended { answer, guard, attempts, dialect } = ended;
+    let Ended {
+        answer,
+        guard,
+        attempts,
+        dialect,
+    } = ended;
     match answer {
         Answer::Stream { head, relay, attempt } => {
             let pace = Pace::new(interval, Instant::now());
@@ -60,7 +65,11 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
             let outcome = outcome_of_status(head.status);
             head.into_response(attempts, GateBody::full(body, guard, outcome))
         }
-        Answer::Long { head, prefix, attempt } => {
+        Answer::Long {
+            head,
+            prefix,
+            attempt,
+        } => {
             let outcome = outcome_of_status(head.status);
             let length = head.provider_length;
             head.into_response(attempts, GateBody::long(prefix, attempt, guard, outcome, length))
@@ -70,16 +79,28 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
             body.extend_from_slice(b"{\"error\":");
             body.extend_from_slice(&object);
             body.push(b'}');
-            let mut response = Response::new(GateBody::full(Bytes::from(body), guard, outcome_of_status(status)));
+            let mut response = Response::new(GateBody::full(
+                Bytes::from(body),
+                guard,
+                outcome_of_status(status),
+            ));
             *response.status_mut() = status;
-            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-            response.headers_mut().insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));
+            response
+                .headers_mut()
+                .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            response
+                .headers_mut()
+                .insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));
             response
         }
         Answer::Own(error) => {
             let outcome = error.kind.outcome();
-            let mut response = error.into_response::<Bytes>().map(|body| GateBody::full(body, guard, outcome));
-            response.headers_mut().insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));
+            let mut response = error
+                .into_response::<Bytes>()
+                .map(|body| GateBody::full(body, guard, outcome));
+            response
+                .headers_mut()
+                .insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));
             response
         }
     }

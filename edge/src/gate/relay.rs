@@ -232,7 +232,9 @@ impl Relay {
                 Ok(Closing::Complete)
             }
             Dialect::Other if clean => Ok(Closing::Complete),
-            Dialect::Chat | Dialect::Completions | Dialect::Responses | Dialect::Other => Ok(Closing::ErrorEvent),
+            Dialect::Chat | Dialect::Completions | Dialect::Responses | Dialect::Other => {
+                Ok(Closing::ErrorEvent)
+            }
         }
     }
 
@@ -242,7 +244,9 @@ impl Relay {
     }
 
     fn judge(&mut self, event: &SseEvent<'_>) -> Fate {
-        let Some(data) = event.data.as_deref() else { return Fate::Pass };
+        let Some(data) = event.data.as_deref() else {
+            return Fate::Pass;
+        };
         let name = event.name.as_deref();
         if self.dialect == Dialect::Responses && self.first_sequence.is_none() {
             self.first_sequence = sequence_number(data);
@@ -290,7 +294,11 @@ impl Relay {
             self.failed_in_band |= kind == TerminalKind::Failed;
             return Fate::Stop(kind);
         }
-        if facts.usage_only && self.hide_usage && !self.inside_event { Fate::Drop } else { Fate::Pass }
+        if facts.usage_only && self.hide_usage && !self.inside_event {
+            Fate::Drop
+        } else {
+            Fate::Pass
+        }
     }
 
     /// Hands out the withheld beginning of the event, then this part of the chunk.

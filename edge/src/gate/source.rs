@@ -33,13 +33,20 @@ impl Source {
 
     pub(crate) fn poll_pull(&mut self, cx: &mut Context<'_>) -> Poll<Pulled> {
         loop {
-            let Some(body) = self.body.as_mut() else { return Poll::Ready(Pulled::Complete) };
+            let Some(body) = self.body.as_mut() else {
+                return Poll::Ready(Pulled::Complete);
+            };
             let end = match ready!(Pin::new(body).poll_frame(cx)) {
                 None | Some(Err(_)) => Pulled::Lost,
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if data.is_empty() => continue,
                     Ok(data) => return Poll::Ready(Pulled::Data(data)),
-                    Err(frame) => match frame.into_trailers().ok().as_ref().and_then(Terminal::from_trailers) {
+                    Err(frame) => match frame
+                        .into_trailers()
+                        .ok()
+                        .as_ref()
+                        .and_then(Terminal::from_trailers)
+                    {
                         Some(Terminal::Complete { .. }) => Pulled::Complete,
                         Some(Terminal::Error(e)) => Pulled::Failed(e),
                         Some(Terminal::Cancelled) | None => Pulled::Lost,

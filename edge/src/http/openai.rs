@@ -29,7 +29,12 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const DRAIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Answers one `/v1` request whose path belongs to `endpoint`. `path` is what follows `/v1/`, with its query.
-pub(crate) async fn handle<B>(app: Arc<App>, endpoint: Endpoint, id: RequestId, request: Request<B>) -> Response<GateBody>
+pub(crate) async fn handle<B>(
+    app: Arc<App>,
+    endpoint: Endpoint,
+    id: RequestId,
+    request: Request<B>,
+) -> Response<GateBody>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -45,8 +50,12 @@ where
 
 fn refuse(error: ApiError, guard: RequestGuard) -> Response<GateBody> {
     let outcome = error.kind.outcome();
-    let mut response = error.into_response::<Bytes>().map(|body| GateBody::full(body, guard, outcome));
-    response.headers_mut().insert(X_IOP_ATTEMPTS, HeaderValue::from_static("0"));
+    let mut response = error
+        .into_response::<Bytes>()
+        .map(|body| GateBody::full(body, guard, outcome));
+    response
+        .headers_mut()
+        .insert(X_IOP_ATTEMPTS, HeaderValue::from_static("0"));
     response
 }
 
@@ -88,13 +97,20 @@ impl Admitted {
     }
 }
 
-async fn admit<B>(app: &App, endpoint: Endpoint, id: &RequestId, request: Request<B>) -> Result<Admitted, ApiError>
+async fn admit<B>(
+    app: &App,
+    endpoint: Endpoint,
+    id: &RequestId,
+    request: Request<B>,
+) -> Result<Admitted, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     if app.drain.is_draining() {
-        return Err(ApiError::new(ErrorKind::Draining, "This gateway is shutting down; try another.")
-            .with_retry_after(DRAIN_RETRY_AFTER));
+        return Err(
+            ApiError::new(ErrorKind::Draining, "This gateway is shutting down; try another.")
+                .with_retry_after(DRAIN_RETRY_AFTER),
+        );
     }
     let (mut parts, body) = request.into_parts();
     let caller = app.keys.authenticate(&parts.headers)?;
@@ -106,17 +122,36 @@ where
     let accept_encoding = parts.headers.remove(header::ACCEPT_ENCODING);
 
     let (bytes, reservation) = if parts.method == Method::POST {
-        let (bytes, held) =
-            payload::read(&parts.headers, body, app.settings.server.body_limit, &app.body_memory).await?;
+        let (bytes, held) = payload::read(
+            &parts.headers,
+            body,
+            app.settings.server.body_limit,
+            &app.body_memory,
+        )
+        .await?;
         (bytes, Some(held))
     } else {
         (Bytes::new(), None)
     };
 
-    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let content_type = parts
+        .headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or_default();
     let mut routed = if stored.is_some() {
-        Routed { payload: passive(bytes), model: None, stream: false, wants_usage: true, state_of: stored }
-    } else if content_type.trim_start().to_ascii_lowercase().starts_with("multipart/form-data") {
+        Routed {
+            payload: passive(bytes),
+            model: None,
+            stream: false,
+            wants_usage: true,
+            state_of: stored,
+        }
+    } else if content_type
+        .trim_start()
+        .to_ascii_lowercase()
+        .starts_with("multipart/form-data")
+    {
         let facts = multipart::inspect(content_type, &bytes).map_err(invalid)?;
         let (model, stream) = (facts.model().to_owned(), facts.stream());
         Routed {
@@ -172,7 +207,11 @@ struct Routed {
 
 /// A stored-response verb has no model; a body that comes with it travels unread.
 fn passive(bytes: Bytes) -> Payload {
-    if bytes.is_empty() { Payload::Empty } else { Payload::Opaque(bytes) }
+    if bytes.is_empty() {
+        Payload::Empty
+    } else {
+        Payload::Opaque(bytes)
+    }
 }
 
 fn invalid(error: request::RequestError) -> ApiError {
@@ -185,17 +224,25 @@ fn invalid(error: request::RequestError) -> ApiError {
 
 fn resolve(app: &App, caller: &Caller, name: &str) -> Result<Arc<Model>, ApiError> {
     if !caller.may_use(name) {
-        return Err(ApiError::new(ErrorKind::PermissionDenied, "This key may not use this model.").with_param("model"));
+        return Err(
+            ApiError::new(ErrorKind::PermissionDenied, "This key may not use this model.")
+                .with_param("model"),
+        );
     }
     app.pool.resolve(name).ok_or_else(|| {
-        ApiError::new(ErrorKind::ModelNotFound, Cow::Owned(format!("The model `{}` does not exist.", shown(name))))
-            .with_param("model")
+        ApiError::new(
+            ErrorKind::ModelNotFound,
+            Cow::Owned(format!("The model `{}` does not exist.", shown(name))),
+        )
+        .with_param("model")
     })
 }
 
 /// The model under which a stored response is asked for again; where its home is unknown, the chosen provider decides.
 fn home_model(app: &App, caller: &Caller, home: Option<&ResponseHome>) -> Result<Arc<Model>, ApiError> {
-    let known = home.filter(|h| caller.may_use(&h.model)).and_then(|h| app.pool.resolve(&h.model));
+    let known = home
+        .filter(|h| caller.may_use(&h.model))
+        .and_then(|h| app.pool.resolve(&h.model));
     known
         .or_else(|| {
             let listed = app.pool.listed();
@@ -236,14 +283,33 @@ mod tests {
     fn only_a_foreign_path_travels() {
         for (uri, endpoint, want) in [
             ("/v1/chat/completions", Endpoint::Chat, None),
-            ("/v1/chat/completions?a=b", Endpoint::Chat, Some("chat/completions?a=b")),
-            ("/v1/responses/resp_1/input_items", Endpoint::Responses, Some("responses/resp_1/input_items")),
-            ("/v1/audio/transcriptions", Endpoint::Audio, Some("audio/transcriptions")),
+            (
+                "/v1/chat/completions?a=b",
+                Endpoint::Chat,
+                Some("chat/completions?a=b"),
+            ),
+            (
+                "/v1/responses/resp_1/input_items",
+                Endpoint::Responses,
+                Some("responses/resp_1/input_items"),
+            ),
+            (
+                "/v1/audio/transcriptions",
+                Endpoint::Audio,
+                Some("audio/transcriptions"),
+            ),
             ("/v1/audio/speech", Endpoint::Audio, None),
         ] {
-            assert_eq!(below_v1(&uri.parse().unwrap(), endpoint).as_deref(), want, "{uri}");
+            assert_eq!(
+                below_v1(&uri.parse().unwrap(), endpoint).as_deref(),
+                want,
+                "{uri}"
+            );
         }
-        assert_eq!(stored_response_id(&"/v1/responses/resp_1/cancel".parse().unwrap()).as_deref(), Some("resp_1"));
+        assert_eq!(
+            stored_response_id(&"/v1/responses/resp_1/cancel".parse().unwrap()).as_deref(),
+            Some("resp_1")
+        );
         assert_eq!(stored_response_id(&"/v1/responses".parse().unwrap()), None);
     }
 

@@ -23,11 +23,18 @@ struct Inner {
 
 impl BodyMemory {
     pub fn new(limit_bytes: usize, gauge: IntGauge) -> Self {
-        Self(Arc::new(Inner { limit: limit_bytes, used: AtomicUsize::new(0), gauge }))
+        Self(Arc::new(Inner {
+            limit: limit_bytes,
+            used: AtomicUsize::new(0),
+            gauge,
+        }))
     }
 
     fn reserve(&self) -> Reservation {
-        Reservation { memory: self.0.clone(), bytes: 0 }
+        Reservation {
+            memory: self.0.clone(),
+            bytes: 0,
+        }
     }
 }
 
@@ -39,12 +46,18 @@ pub(crate) struct Reservation {
 
 impl Reservation {
     fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let taken = self.memory.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= self.memory.limit)
-        });
+        let taken = self
+            .memory
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(bytes).filter(|sum| *sum <= self.memory.limit)
+            });
         if taken.is_err() {
-            return Err(ApiError::new(ErrorKind::CapacityExhausted, "Too many request bodies are being held; try again.")
-                .with_retry_after(std::time::Duration::from_secs(1)));
+            return Err(ApiError::new(
+                ErrorKind::CapacityExhausted,
+                "Too many request bodies are being held; try again.",
+            )
+            .with_retry_after(std::time::Duration::from_secs(1)));
         }
         self.bytes += bytes;
         self.memory.gauge.add(i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -55,7 +68,9 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.memory.used.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.memory.gauge.sub(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+        self.memory
+            .gauge
+            .sub(i64::try_from(self.bytes).unwrap_or(i64::MAX));
     }
 }
 
@@ -72,7 +87,10 @@ pub(crate) async fn read<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<u64>().ok());
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| v.parse::<u64>().ok());
     if announced.is_some_and(|n| n > limit_bytes as u64) {
         return Err(too_large(limit_bytes));
     }
@@ -82,7 +100,8 @@ where
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| ApiError::new(ErrorKind::InvalidRequest, "The request body broke off."))?;
+        let frame =
+            frame.map_err(|_| ApiError::new(ErrorKind::InvalidRequest, "The request body broke off."))?;
         let Ok(data) = frame.into_data() else { continue };
         let total = first.len() + all.len() + data.len();
         if total > limit_bytes {
@@ -122,15 +141,19 @@ mod tests {
     }
 
     fn chunks(parts: &[&'static str]) -> impl Body<Data = Bytes, Error = std::convert::Infallible> + Unpin {
-        let frames: Vec<_> =
-            parts.iter().map(|p| Ok(http_body::Frame::data(Bytes::from_static(p.as_bytes())))).collect();
+        let frames: Vec<_> = parts
+            .iter()
+            .map(|p| Ok(http_body::Frame::data(Bytes::from_static(p.as_bytes()))))
+            .collect();
         StreamBody::new(futures_util::stream::iter(frames))
     }
 
     #[tokio::test]
     async fn a_body_is_joined_and_its_memory_given_back() {
         let m = memory(100);
-        let (body, held) = read(&HeaderMap::new(), chunks(&["ab", "", "cd", "e"]), 10, &m).await.unwrap();
+        let (body, held) = read(&HeaderMap::new(), chunks(&["ab", "", "cd", "e"]), 10, &m)
+            .await
+            .unwrap();
         assert_eq!(&body[..], b"abcde");
         assert_eq!(m.0.used.load(Ordering::Relaxed), 5);
         assert_eq!(m.0.gauge.get(), 5);
@@ -144,9 +167,15 @@ mod tests {
         let m = memory(100);
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_LENGTH, 11.into());
-        let e = read(&headers, Full::new(Bytes::new()), 10, &m).await.err().unwrap();
+        let e = read(&headers, Full::new(Bytes::new()), 10, &m)
+            .await
+            .err()
+            .unwrap();
         assert_eq!(e.kind, ErrorKind::RequestTooLarge);
-        let e = read(&HeaderMap::new(), chunks(&["123456", "123456"]), 10, &m).await.err().unwrap();
+        let e = read(&HeaderMap::new(), chunks(&["123456", "123456"]), 10, &m)
+            .await
+            .err()
+            .unwrap();
         assert_eq!(e.kind, ErrorKind::RequestTooLarge);
         assert_eq!(m.0.used.load(Ordering::Relaxed), 0);
     }
@@ -155,7 +184,10 @@ mod tests {
     async fn all_bodies_together_are_bounded() {
         let m = memory(8);
         let first = read(&HeaderMap::new(), chunks(&["12345"]), 10, &m).await.unwrap();
-        let e = read(&HeaderMap::new(), chunks(&["1234"]), 10, &m).await.err().unwrap();
+        let e = read(&HeaderMap::new(), chunks(&["1234"]), 10, &m)
+            .await
+            .err()
+            .unwrap();
         assert_eq!(e.kind, ErrorKind::CapacityExhausted);
         drop(first);
         assert!(read(&HeaderMap::new(), chunks(&["1234"]), 10, &m).await.is_ok());

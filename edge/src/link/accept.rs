@@ -60,14 +60,23 @@ pub(super) struct Accepted {
 }
 
 /// Accepts nodes for as long as the process runs; while it drains they are refused.
-pub(super) async fn serve(listener: TcpListener, settings: LinkSettings, registry: Arc<Registry>, drain: Drain) {
+pub(super) async fn serve(
+    listener: TcpListener,
+    settings: LinkSettings,
+    registry: Arc<Registry>,
+    drain: Drain,
+) {
     let tls = settings.tls.map(TlsAcceptor::from);
     let port = Arc::new(Port::new(settings.tokens, registry, drain));
     loop {
         match listener.accept().await {
             Ok((socket, peer)) => {
                 let (port, tls) = (Arc::clone(&port), tls.clone());
-                tasks::spawn(Kind::Session, "link_connection", connection(port, tls, socket, peer));
+                tasks::spawn(
+                    Kind::Session,
+                    "link_connection",
+                    connection(port, tls, socket, peer),
+                );
             }
             Err(error) if of_one_connection(&error) => {}
             Err(error) => {
@@ -92,12 +101,20 @@ async fn connection(port: Arc<Port>, tls: Option<TlsAcceptor>, socket: TcpStream
     let accepted = match tls {
         None => port.greet(socket, peer, HANDSHAKE_WITHIN).await,
         Some(tls) => match tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(socket)).await {
-            Ok(Ok(io)) => port.greet(io, peer, HANDSHAKE_WITHIN.saturating_sub(since.elapsed())).await,
+            Ok(Ok(io)) => {
+                port.greet(io, peer, HANDSHAKE_WITHIN.saturating_sub(since.elapsed()))
+                    .await
+            }
             Ok(Err(error)) => return tracing::info!(%peer, %error, "TLS with a node failed"),
             Err(_) => return tracing::info!(%peer, "TLS with a node took too long"),
         },
     };
-    if let Some(Accepted { io, hello, generation }) = accepted {
+    if let Some(Accepted {
+        io,
+        hello,
+        generation,
+    }) = accepted
+    {
         let link = carrier::serve(io, hello, generation, &port.registry);
         port.registry.connections().track_future(link).await;
     }
@@ -105,7 +122,12 @@ async fn connection(port: Arc<Port>, tls: Option<TlsAcceptor>, socket: TcpStream
 
 impl Port {
     pub(super) fn new(tokens: Vec<SecretString>, registry: Arc<Registry>, drain: Drain) -> Self {
-        Self { tokens, registry, drain, told: Mutex::new([None; Refusal::ALL.len()]) }
+        Self {
+            tokens,
+            registry,
+            drain,
+            told: Mutex::new([None; Refusal::ALL.len()]),
+        }
     }
 
     /// Answers the one request of a connection; `None` when it was refused or left.
@@ -140,7 +162,9 @@ impl Port {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection to the link port failed"),
             Err(_) => {
-                let parts = connection.into_parts().filter(|_| !answered.load(Ordering::Relaxed));
+                let parts = connection
+                    .into_parts()
+                    .filter(|_| !answered.load(Ordering::Relaxed));
                 self.tell(Refusal::TooSlow, peer, None);
                 if let Some(parts) = parts {
                     last_word(parts.io.into_inner()).await;
@@ -151,7 +175,11 @@ impl Port {
         let accepted = accepted.lock().take();
         let (hello, generation, upgrade) = accepted?;
         match upgrade.await {
-            Ok(io) => Some(Accepted { io, hello, generation }),
+            Ok(io) => Some(Accepted {
+                io,
+                hello,
+                generation,
+            }),
             Err(error) => {
                 tracing::info!(%peer, node = %hello.node_id, %error, "a node left during its handshake");
                 None
@@ -171,7 +199,8 @@ impl Port {
                 self.tell(refusal, peer, node_id);
                 refusal.response(node_id)
             };
-            let hello = handshake::read(&asked, &self.tokens, self.drain.is_draining()).map_err(|r| refused(r, None))?;
+            let hello = handshake::read(&asked, &self.tokens, self.drain.is_draining())
+                .map_err(|r| refused(r, None))?;
             match self.registry.admit(&hello).await {
                 Ok(generation) => Ok((hello, generation, upgrade)),
                 Err(refusal) => Err(refused(refusal, Some(&hello.node_id))),
@@ -201,7 +230,11 @@ async fn last_word<I: AsyncWrite + Unpin>(mut io: I) {
     let (head, body) = Refusal::TooSlow.response(None).into_parts();
     // A body in memory is there at once.
     let Ok(body) = body.collect().await.map(|b| b.to_bytes());
-    let mut text = format!("HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n", head.status, body.len());
+    let mut text = format!(
+        "HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n",
+        head.status,
+        body.len()
+    );
     for (name, value) in &head.headers {
         if let Ok(value) = value.to_str() {
             text.push_str(&format!("{name}: {value}\r\n"));

@@ -71,7 +71,12 @@ fn builder() -> http2::Builder<Tasks> {
 }
 
 /// Serves an upgraded connection until its session ends.
-pub(super) async fn serve<I>(io: I, hello: Hello, generation: ConnectionGeneration, registry: &Arc<Registry>) -> Ended
+pub(super) async fn serve<I>(
+    io: I,
+    hello: Hello,
+    generation: ConnectionGeneration,
+    registry: &Arc<Registry>,
+) -> Ended
 where
     I: Read + Write + Unpin + Send + 'static,
 {
@@ -107,7 +112,9 @@ async fn talk(session: &Arc<Session>, instance: Option<Box<str>>, registry: &Arc
         Ok(Err(ended)) => return ended,
         Ok(Ok(begun)) => begun,
     };
-    let Some(_seat) = registry.up(session, instance, &advertisement) else { return Ended::Released };
+    let Some(_seat) = registry.up(session, instance, &advertisement) else {
+        return Ended::Released;
+    };
     tracing::info!(
         node = %session.node_id,
         connection_generation = session.generation.0,
@@ -139,7 +146,10 @@ async fn begin(session: &Session) -> Result<(SessionStream, Advertisement), Ende
     if response.status() != StatusCode::OK {
         return Err(Ended::NoSession);
     }
-    let mut stream = SessionStream { body: response.into_body(), lines: Lines::default() };
+    let mut stream = SessionStream {
+        body: response.into_body(),
+        lines: Lines::default(),
+    };
     match stream.next().await? {
         SessionLine::Advertisement(a) if a.node_id == session.node_id => Ok((stream, a)),
         SessionLine::Advertisement(_) => Err(Ended::ForeignId),

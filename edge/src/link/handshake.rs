@@ -148,7 +148,11 @@ pub(super) fn accepted(generation: ConnectionGeneration) -> Response<Full<Bytes>
 }
 
 /// Judges a request by itself; whether its node may come in now is the registry's question.
-pub(super) fn read(asked: &request::Parts, tokens: &[SecretString], draining: bool) -> Result<Hello, Refusal> {
+pub(super) fn read(
+    asked: &request::Parts,
+    tokens: &[SecretString],
+    draining: bool,
+) -> Result<Hello, Refusal> {
     let map = &asked.headers;
     if asked.uri.path() != HANDSHAKE_PATH {
         return Err(Refusal::NotFound);
@@ -168,7 +172,10 @@ pub(super) fn read(asked: &request::Parts, tokens: &[SecretString], draining: bo
     if !list(map, &header::UPGRADE).any(|token| token.eq_ignore_ascii_case(UPGRADE_TOKEN)) {
         return Err(Refusal::BadVersion);
     }
-    let node_id = map.get(headers::NODE_ID).and_then(headers::decode).and_then(|id| NodeId::new(&id).ok());
+    let node_id = map
+        .get(headers::NODE_ID)
+        .and_then(headers::decode)
+        .and_then(|id| NodeId::new(&id).ok());
     let node_id = node_id.ok_or(Refusal::BadNodeId)?;
     if node_id.is_embedded() {
         return Err(Refusal::ReservedNodeId);
@@ -177,19 +184,26 @@ pub(super) fn read(asked: &request::Parts, tokens: &[SecretString], draining: bo
         return Err(Refusal::Draining);
     }
     let instance = map.get(headers::NODE_INSTANCE).and_then(headers::decode);
-    let instance = instance.filter(|i| !i.is_empty() && i.len() <= INSTANCE_MAX).map(|i| Box::from(&*i));
+    let instance = instance
+        .filter(|i| !i.is_empty() && i.len() <= INSTANCE_MAX)
+        .map(|i| Box::from(&*i));
     Ok(Hello { node_id, instance })
 }
 
 /// Compares with every token, each in constant time: how long it takes says nothing about any of them but its length.
 fn is_admitted(map: &HeaderMap, tokens: &[SecretString]) -> bool {
-    let Some(presented) = bearer(map) else { return false };
+    let Some(presented) = bearer(map) else {
+        return false;
+    };
     let any = |found: Choice, token: &SecretString| found | token.expose_secret().as_bytes().ct_eq(presented);
     tokens.iter().fold(Choice::from(0), any).into()
 }
 
 fn bearer(map: &HeaderMap) -> Option<&[u8]> {
-    let (scheme, token) = map.get(header::AUTHORIZATION)?.as_bytes().split_first_chunk::<7>()?;
+    let (scheme, token) = map
+        .get(header::AUTHORIZATION)?
+        .as_bytes()
+        .split_first_chunk::<7>()?;
     (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
 }
 
@@ -243,7 +257,10 @@ mod tests {
 
     #[test]
     fn any_of_the_tokens_admits() {
-        let hello = Hello { node_id: NodeId::new("gpu-1").unwrap(), instance: Some("abc".into()) };
+        let hello = Hello {
+            node_id: NodeId::new("gpu-1").unwrap(),
+            instance: Some("abc".into()),
+        };
         assert_eq!(judge(&asked(&[])).unwrap(), hello);
         assert_eq!(judge(&asked(&[("authorization", "bearer one")])).unwrap(), hello);
         let anonymous = judge(&asked(&[("iop-node-instance", "")])).unwrap();
@@ -270,7 +287,10 @@ mod tests {
             (&[("iop-node-id", &long)], Refusal::BadNodeId),
             (&[("iop-node-id", "embedded")], Refusal::ReservedNodeId),
             // The first fault that may be told is told.
-            (&[("authorization", "x"), ("upgrade", ""), ("iop-node-id", "")], Refusal::BadToken),
+            (
+                &[("authorization", "x"), ("upgrade", ""), ("iop-node-id", "")],
+                Refusal::BadToken,
+            ),
         ] {
             assert_eq!(judge(&asked(changes)), Err(refusal), "{changes:?}");
         }
@@ -304,7 +324,13 @@ mod tests {
                 response.headers().contains_key(headers::LINK_VERSIONS),
                 response.status() == StatusCode::UPGRADE_REQUIRED
             );
-            let body = response.into_body().collect().now_or_never().unwrap().unwrap().to_bytes();
+            let body = response
+                .into_body()
+                .collect()
+                .now_or_never()
+                .unwrap()
+                .unwrap()
+                .to_bytes();
             let v: serde_json::Value = serde_json::from_slice(&body).unwrap();
             assert_eq!(v["error"].as_object().unwrap().len(), 4);
             assert_eq!(v["error"]["code"], r.as_str());

@@ -36,7 +36,11 @@ impl Lines {
             }
         }
         self.seen = self.held.len();
-        if self.seen > LINE_MAX { Err(TooLong) } else { Ok(None) }
+        if self.seen > LINE_MAX {
+            Err(TooLong)
+        } else {
+            Ok(None)
+        }
     }
 }
 

@@ -43,7 +43,11 @@ impl Links {
     /// Lets nodes dial in for as long as the process runs.
     pub fn listen(&self, listener: TcpListener, settings: LinkSettings, drain: Drain) {
         let registry = Arc::clone(&self.0);
-        tasks::spawn(Kind::Service, "link_port", accept::serve(listener, settings, registry, drain));
+        tasks::spawn(
+            Kind::Service,
+            "link_port",
+            accept::serve(listener, settings, registry, drain),
+        );
     }
 
     /// Tells linked nodes that nothing new will come and ends their sessions; call it when requests have ended.

@@ -50,7 +50,12 @@ impl Registry {
         let connections = TaskTracker::new();
         // Nothing but the number of those under way decides when waiting for them ends.
         connections.close();
-        Arc::new(Self { pool, accepted: AtomicU64::new(0), live: Mutex::default(), connections })
+        Arc::new(Self {
+            pool,
+            accepted: AtomicU64::new(0),
+            live: Mutex::default(),
+            connections,
+        })
     }
 
     pub(super) fn next_generation(&self) -> ConnectionGeneration {
@@ -83,12 +88,24 @@ impl Registry {
     ) -> Option<Seat> {
         let old = {
             let mut live = self.live.lock();
-            if live.get(&session.node_id).is_some_and(|l| l.session.generation > session.generation) {
+            if live
+                .get(&session.node_id)
+                .is_some_and(|l| l.session.generation > session.generation)
+            {
                 return None;
             }
-            live.insert(session.node_id.clone(), Live { session: Arc::clone(session), instance })
+            live.insert(
+                session.node_id.clone(),
+                Live {
+                    session: Arc::clone(session),
+                    instance,
+                },
+            )
         };
-        let seat = Seat { registry: Arc::clone(self), session: Arc::clone(session) };
+        let seat = Seat {
+            registry: Arc::clone(self),
+            session: Arc::clone(session),
+        };
         // First the new one, so that a node that reconnects is never absent in between.
         self.pool.session_up(Arc::clone(session), advertisement);
         if let Some(old) = old {
@@ -111,7 +128,11 @@ impl Registry {
     pub(super) async fn drain(&self) {
         let linked: Vec<Arc<Session>> = {
             let live = self.live.lock();
-            live.values().map(|l| &l.session).filter(|s| !s.embedded).cloned().collect()
+            live.values()
+                .map(|l| &l.session)
+                .filter(|s| !s.embedded)
+                .cloned()
+                .collect()
         };
         join_all(linked.iter().map(|session| tell_drain(session))).await;
         for session in linked {
@@ -136,7 +157,10 @@ impl Drop for Seat {
         let (node_id, generation) = (&self.session.node_id, self.session.generation);
         {
             let mut live = self.registry.live.lock();
-            if live.get(node_id).is_some_and(|l| l.session.generation == generation) {
+            if live
+                .get(node_id)
+                .is_some_and(|l| l.session.generation == generation)
+            {
                 live.remove(node_id);
             }
         }

@@ -60,7 +60,14 @@ impl Session {
 
     fn new(node_id: NodeId, generation: ConnectionGeneration, embedded: bool, way: Way) -> Self {
         let (connected_at, over) = (jiff::Timestamp::now(), CancellationToken::new());
-        Self { node_id, generation, connected_at, embedded, way, over }
+        Self {
+            node_id,
+            generation,
+            connected_at,
+            embedded,
+            way,
+            over,
+        }
     }
 
     /// Sends one request of `docs/link.md`. Dropping the future, or later the body, cancels it at the node.

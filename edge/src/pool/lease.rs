@@ -30,6 +30,7 @@ pub struct Lease {
     model: Arc<str>,
     stall_timeout: Duration,
     first_content_timeout: Option<Duration>,
+    refused: bool,
 }
 
 impl Lease {
@@ -40,10 +41,21 @@ impl Lease {
         generation: ConnectionGeneration,
         model: &super::Model,
     ) -> Self {
-        let (stall_timeout, first_content_timeout) =
-            model.liveness.effective(home.stall_timeout_ms, home.first_content_timeout_ms);
+        let (stall_timeout, first_content_timeout) = model
+            .liveness
+            .effective(home.stall_timeout_ms, home.first_content_timeout_ms);
         home.gauge.inc();
-        Self { pool, home, provider, target, generation, model: model.name.clone(), stall_timeout, first_content_timeout }
+        Self {
+            pool,
+            home,
+            provider,
+            target,
+            generation,
+            model: model.name.clone(),
+            stall_timeout,
+            first_content_timeout,
+            refused: false,
+        }
     }
 
     pub fn session(&self) -> &Arc<Session> {
@@ -90,9 +102,20 @@ impl Lease {
     }
 }
 
+impl Lease {
+    /// The node refused for want of room: the place is given back, and nobody is sent there for a moment.
+    pub fn refused(mut self) {
+        self.refused = true;
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         self.home.gauge.dec();
-        self.pool.release(self.generation, &self.provider);
+        if self.refused {
+            self.pool.refused(self.generation, &self.provider);
+        } else {
+            self.pool.release(self.generation, &self.provider);
+        }
     }
 }

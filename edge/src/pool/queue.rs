@@ -23,7 +23,11 @@ pub(super) struct Queue<W> {
 impl<W> Queue<W> {
     /// `max_depth`: waiters of one model.
     pub(super) fn new(max_depth: usize) -> Self {
-        Self { line: VecDeque::new(), next: 0, max_depth }
+        Self {
+            line: VecDeque::new(),
+            next: 0,
+            max_depth,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -69,10 +69,17 @@ impl Liveness {
         provider_first_content_ms: Option<u64>,
     ) -> (Duration, Option<Duration>) {
         let provider = || {
-            let ms = if provider_stall_ms > 0 { provider_stall_ms } else { DEFAULT_RESPONSE_STALL_TIMEOUT_MS };
+            let ms = if provider_stall_ms > 0 {
+                provider_stall_ms
+            } else {
+                DEFAULT_RESPONSE_STALL_TIMEOUT_MS
+            };
             Duration::from_millis(ms.unsigned_abs())
         };
-        let stall = self.stall.or(self.preset.map(Preset::stall)).unwrap_or_else(provider);
+        let stall = self
+            .stall
+            .or(self.preset.map(Preset::stall))
+            .unwrap_or_else(provider);
         let first_content = match (self.first_content, self.preset) {
             (Some(own), _) => Some(own),
             (None, Some(preset)) => preset.first_content(),
@@ -89,13 +96,26 @@ mod tests {
     #[test]
     fn the_model_wins_then_the_preset_then_the_provider() {
         let s = Duration::from_secs;
-        let own = Liveness { stall: Some(s(60)), first_content: Some(s(5)), preset: Some(Preset::Batch) };
+        let own = Liveness {
+            stall: Some(s(60)),
+            first_content: Some(s(5)),
+            preset: Some(Preset::Batch),
+        };
         assert_eq!(own.effective(1000, Some(1000)), (s(60), Some(s(5))));
-        let preset = Liveness { preset: Some(Preset::Interactive), ..Liveness::default() };
+        let preset = Liveness {
+            preset: Some(Preset::Interactive),
+            ..Liveness::default()
+        };
         assert_eq!(preset.effective(1000, None), (s(45), Some(s(20))));
-        let named_default = Liveness { preset: Some(Preset::Default), ..Liveness::default() };
+        let named_default = Liveness {
+            preset: Some(Preset::Default),
+            ..Liveness::default()
+        };
         assert_eq!(named_default.effective(1000, Some(1000)), (s(300), None));
-        assert_eq!(Liveness::default().effective(1000, Some(2000)), (s(1), Some(s(2))));
+        assert_eq!(
+            Liveness::default().effective(1000, Some(2000)),
+            (s(1), Some(s(2)))
+        );
         assert_eq!(Liveness::default().effective(0, None), (s(300), None));
     }
 }

@@ -48,7 +48,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn choice(priority: u32, weight: u32, load: u32, capacity: u32) -> Choice {
-        Choice { priority, weight, load, capacity }
+        Choice {
+            priority,
+            weight,
+            load,
+            capacity,
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The pool's shell: one lock around table and queue; decisions inside, wake-ups outside.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,13 @@ use super::table::{Found, Slot, Table, Want};
 use crate::config::QueueSettings;
 use crate::link::Session;
 use crate::metrics::{Metrics, SessionState};
+use crate::tasks;
 
 /// A node that refused for want of room is asked again after this long, news or not.
 const REFUSAL_RETRY: Duration = Duration::from_millis(100);
+
+/// Advertised names remembered after their node left.
+const NAMES_KEPT: usize = 10_000;
 
 /// What one attempt asks for.
 pub struct Ask<'a> {
@@ -29,8 +33,6 @@ pub struct Ask<'a> {
     pub endpoint: Endpoint,
     /// State of this request lives there only.
     pub pinned: Option<&'a (ProviderKey, Arc<str>)>,
-    /// This provider's node has just refused for want of room.
-    pub refused_by: Option<ProviderKey>,
 }
 
 /// Why there is no lease.
@@ -42,6 +44,8 @@ pub enum Refused {
     QueueTimeout,
     /// No provider came for the longest wait.
     NoProvider,
+    /// Whoever serves the model serves other endpoints only.
+    OtherEndpoint,
 }
 
 struct Waiter {
@@ -51,14 +55,13 @@ struct Waiter {
     wake: oneshot::Sender<Lease>,
 }
 
-impl Waiter {
-    fn want(&self) -> Want<'_> {
-        want(&self.model, self.endpoint, self.pinned.as_ref())
-    }
-}
-
 fn want<'a>(model: &'a Model, endpoint: Endpoint, pinned: Option<&'a (ProviderKey, Arc<str>)>) -> Want<'a> {
-    Want { endpoint, candidates: &model.candidates, pinned: pinned.map(|(p, t)| (p, t)), exclude: &[] }
+    Want {
+        endpoint,
+        candidates: &model.candidates,
+        pinned: pinned.map(|(p, t)| (p, t)),
+        exclude: &[],
+    }
 }
 
 struct Live {
@@ -70,8 +73,9 @@ struct Live {
 struct State {
     table: Table<Arc<Home>>,
     queue: Queue<Waiter>,
-    /// Sessions by generation, superseded ones included until they end.
     sessions: BTreeMap<ConnectionGeneration, Live>,
+    /// Providers that have a gauge.
+    gauged: BTreeSet<ProviderKey>,
 }
 
 /// All providers of all live nodes, and who waits for them.
@@ -88,12 +92,16 @@ pub struct Pool {
 
 impl Pool {
     pub fn new(models: Vec<Model>, queue: QueueSettings, metrics: Arc<Metrics>) -> Arc<Self> {
-        let configured = models.into_iter().map(|m| (m.name.clone(), Arc::new(m))).collect();
+        let configured = models
+            .into_iter()
+            .map(|m| (m.name.clone(), Arc::new(m)))
+            .collect();
         Arc::new(Self {
             state: Mutex::new(State {
                 table: Table::new(),
                 queue: Queue::new(queue.max_depth),
                 sessions: BTreeMap::new(),
+                gauged: BTreeSet::new(),
             }),
             configured,
             advertised: ArcSwap::default(),
@@ -105,7 +113,10 @@ impl Pool {
 
     /// The model of a public name: configured, or advertised now (gateway.md §13, Listing).
     pub fn resolve(&self, name: &str) -> Option<Arc<Model>> {
-        self.configured.get(name).or_else(|| None).cloned().or_else(|| self.advertised.load().get(name).cloned())
+        self.configured
+            .get(name)
+            .cloned()
+            .or_else(|| self.advertised.load().get(name).cloned())
     }
 
     /// Takes a lease, waiting in line where every provider is full or absent. Dropping the future leaves the line.
@@ -113,64 +124,98 @@ impl Pool {
     /// # Errors
     /// As `Refused` says.
     pub async fn acquire(self: &Arc<Self>, ask: Ask<'_>) -> Result<Lease, Refused> {
-        let (ticket, mut woken) = {
+        let (ticket, woken) = {
             let mut state = self.state.lock();
-            if let Some(provider) = &ask.refused_by {
-                state.table.refused(provider);
-            }
             // Who is in line already goes first.
             if state.queue.is_empty() || state.queue.depth(&ask.model.name) == 0 {
                 let found = state.table.grant(want(ask.model, ask.endpoint, ask.pinned));
-                if let Found::Granted { provider, target, generation, with } = found {
+                if let Found::Granted {
+                    provider,
+                    target,
+                    generation,
+                    with,
+                } = found
+                {
                     drop(state);
-                    return Ok(Lease::new(self.clone(), with, (provider, target), generation, ask.model));
+                    return Ok(Lease::new(
+                        self.clone(),
+                        with,
+                        (provider, target),
+                        generation,
+                        ask.model,
+                    ));
                 }
+            }
+            if state.table.never_serves(&ask.model.candidates, ask.endpoint) {
+                return Err(Refused::OtherEndpoint);
             }
             let (wake, woken) = oneshot::channel();
-            let waiter =
-                Waiter { model: ask.model.clone(), endpoint: ask.endpoint, pinned: ask.pinned.cloned(), wake };
-            let ticket = state.queue.join(ask.model.name.clone(), waiter).ok_or(Refused::QueueFull)?;
-            self.metrics.queue_depth.set(i64::try_from(state.queue.len()).unwrap_or(i64::MAX));
+            let waiter = Waiter {
+                model: ask.model.clone(),
+                endpoint: ask.endpoint,
+                pinned: ask.pinned.cloned(),
+                wake,
+            };
+            let ticket = state
+                .queue
+                .join(ask.model.name.clone(), waiter)
+                .ok_or(Refused::QueueFull)?;
+            self.metrics
+                .queue_depth
+                .set(i64::try_from(state.queue.len()).unwrap_or(i64::MAX));
             (ticket, woken)
         };
-        let place = InLine { pool: self, ticket, since: Instant::now() };
+        let place = InLine {
+            pool: self,
+            ticket,
+            since: Instant::now(),
+        };
         // A waiter for another endpoint may stand before one that could go at once.
         self.pump();
-        let deadline = tokio::time::sleep(self.max_wait);
-        tokio::pin!(deadline);
-        loop {
-            let again = async {
-                match &ask.refused_by {
-                    Some(_) => tokio::time::sleep(REFUSAL_RETRY).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                lease = &mut woken => {
-                    if let Ok(lease) = lease {
-                        return Ok(lease);
-                    }
-                    break;
-                }
-                () = &mut deadline => break,
-                () = again => {
-                    if let Some(provider) = &ask.refused_by {
-                        self.state.lock().table.forget_refusal(provider);
-                    }
-                    self.pump();
-                }
-            }
+        if let Ok(Ok(lease)) = tokio::time::timeout(self.max_wait, woken).await {
+            return Ok(lease);
         }
         drop(place);
-        let live = match ask.pinned {
+        let state = self.state.lock();
+        let serving = match ask.pinned {
             Some((provider, target)) => {
-                let only = Candidate { provider: provider.clone(), target: target.clone(), priority: 0, weight: 1 };
-                self.state.lock().table.any_live(&[only])
+                let only = Candidate {
+                    provider: provider.clone(),
+                    target: target.clone(),
+                    priority: 0,
+                    weight: 1,
+                };
+                state.table.any_serving(&[only], ask.endpoint)
             }
-            None => self.state.lock().table.any_live(&ask.model.candidates),
+            None => state
+                .table
+                .any_serving(&self.current(ask.model).candidates, ask.endpoint),
         };
-        Err(if live { Refused::QueueTimeout } else { Refused::NoProvider })
+        Err(if serving {
+            Refused::QueueTimeout
+        } else {
+            Refused::NoProvider
+        })
+    }
+
+    /// A model as it is now: who advertises a target changes while requests wait for it.
+    fn current(&self, model: &Arc<Model>) -> Arc<Model> {
+        if !model.advertised {
+            return model.clone();
+        }
+        self.advertised.load().get(&model.name).unwrap_or(model).clone()
+    }
+
+    /// A node refused for want of room although a place was free here: no attempt goes there until there is news of it,
+    /// or for `REFUSAL_RETRY`.
+    pub(super) fn refused(self: &Arc<Self>, generation: ConnectionGeneration, provider: &ProviderKey) {
+        self.state.lock().table.refused(generation, provider);
+        let (pool, provider) = (self.clone(), provider.clone());
+        tasks::spawn(tasks::Kind::Session, "ask_refusing_node_again", async move {
+            tokio::time::sleep(REFUSAL_RETRY).await;
+            pool.state.lock().table.forget_refusal(&provider);
+            pool.pump();
+        });
     }
 
     pub(super) fn release(self: &Arc<Self>, generation: ConnectionGeneration, provider: &ProviderKey) {
@@ -189,11 +234,24 @@ impl Pool {
         let served = {
             let mut state = self.state.lock();
             let State { table, queue, .. } = &mut *state;
-            let served = queue.offer(|waiter| match table.grant(waiter.want()) {
-                Found::Granted { provider, target, generation, with } => Some((provider, target, generation, with)),
-                Found::Full | Found::Absent => None,
+            let served = queue.offer(|waiter| {
+                match table.grant(want(
+                    &self.current(&waiter.model),
+                    waiter.endpoint,
+                    waiter.pinned.as_ref(),
+                )) {
+                    Found::Granted {
+                        provider,
+                        target,
+                        generation,
+                        with,
+                    } => Some((provider, target, generation, with)),
+                    Found::Full | Found::Absent => None,
+                }
             });
-            self.metrics.queue_depth.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
+            self.metrics
+                .queue_depth
+                .set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
             served
         };
         for (waiter, (provider, target, generation, home)) in served {
@@ -206,13 +264,19 @@ impl Pool {
     fn leave(&self, ticket: Ticket) {
         let mut state = self.state.lock();
         state.queue.leave(ticket);
-        self.metrics.queue_depth.set(i64::try_from(state.queue.len()).unwrap_or(i64::MAX));
+        self.metrics
+            .queue_depth
+            .set(i64::try_from(state.queue.len()).unwrap_or(i64::MAX));
     }
 
     /// A session is live: its first advertisement came.
     pub fn session_up(self: &Arc<Self>, session: Arc<Session>, advertisement: &Advertisement) {
         let generation = session.generation;
-        let live = Live { session, version: advertisement.version.clone(), draining: advertisement.draining };
+        let live = Live {
+            session,
+            version: advertisement.version.clone(),
+            draining: advertisement.draining,
+        };
         self.state.lock().sessions.insert(generation, live);
         self.advertised(generation, advertisement);
     }
@@ -221,7 +285,9 @@ impl Pool {
     pub fn advertised(self: &Arc<Self>, generation: ConnectionGeneration, advertisement: &Advertisement) {
         {
             let mut state = self.state.lock();
-            let Some(live) = state.sessions.get_mut(&generation) else { return };
+            let Some(live) = state.sessions.get_mut(&generation) else {
+                return;
+            };
             live.draining = advertisement.draining;
             let session = live.session.clone();
             let slots = advertisement
@@ -261,10 +327,14 @@ impl Pool {
     pub fn load(self: &Arc<Self>, generation: ConnectionGeneration, loads: &[ProviderLoad]) {
         {
             let mut state = self.state.lock();
-            let Some(live) = state.sessions.get(&generation) else { return };
+            let Some(live) = state.sessions.get(&generation) else {
+                return;
+            };
             let node = live.session.node_id.clone();
             for load in loads {
-                state.table.load(generation, &ProviderKey::new(&node, &load.id), load.in_flight);
+                state
+                    .table
+                    .load(generation, &ProviderKey::new(&node, &load.id), load.in_flight);
             }
         }
         self.pump();
@@ -272,8 +342,7 @@ impl Pool {
 
     /// A newer connection of the node took over: no new leases, its streams finish.
     pub fn session_superseded(self: &Arc<Self>, generation: ConnectionGeneration) {
-        self.state.lock().table.retire(generation);
-        self.changed();
+        self.session_down(generation);
     }
 
     /// A session ended.
@@ -289,27 +358,49 @@ impl Pool {
     /// Who is live changed: names, gauges, and perhaps somebody's turn.
     fn changed(self: &Arc<Self>) {
         {
-            let state = self.state.lock();
-            let mut names: HashMap<Arc<str>, Vec<Candidate>> = HashMap::new();
+            let mut state = self.state.lock();
+            // A name once advertised stays known: whoever asks for it waits for its node's return.
+            let known = self.advertised.load();
+            let mut names: HashMap<Arc<str>, Vec<Candidate>> = known
+                .keys()
+                .take(NAMES_KEPT)
+                .map(|name| (name.clone(), Vec::new()))
+                .collect();
             for (key, slot) in state.table.slots() {
                 for target in &slot.targets {
-                    let candidate =
-                        Candidate { provider: key.clone(), target: target.clone(), priority: 0, weight: 1 };
+                    let candidate = Candidate {
+                        provider: key.clone(),
+                        target: target.clone(),
+                        priority: 0,
+                        weight: 1,
+                    };
                     names.entry(target.clone()).or_default().push(candidate);
                 }
             }
             let models = names
                 .into_iter()
                 .map(|(name, candidates)| {
-                    let model =
-                        Model { name: name.clone(), candidates, advertised: true, liveness: Liveness::default() };
+                    let model = Model {
+                        name: name.clone(),
+                        candidates,
+                        advertised: true,
+                        liveness: Liveness::default(),
+                    };
                     (name, Arc::new(model))
                 })
                 .collect();
             self.advertised.store(Arc::new(models));
+            let live: BTreeSet<ProviderKey> = state.table.slots().map(|(key, _)| key.clone()).collect();
+            for gone in state.gauged.difference(&live) {
+                self.metrics.forget_provider(gone);
+            }
+            state.gauged = live;
             for s in SessionState::ALL {
                 let n = state.sessions.values().filter(|l| session_state(l) == *s).count();
-                self.metrics.node_sessions.at((*s,)).set(i64::try_from(n).unwrap_or(i64::MAX));
+                self.metrics
+                    .node_sessions
+                    .at((*s,))
+                    .set(i64::try_from(n).unwrap_or(i64::MAX));
             }
         }
         self.pump();
@@ -318,13 +409,26 @@ impl Pool {
     /// `/v1/models` (G3): configured names with a live candidate, and what live providers advertise.
     pub fn listed(&self) -> Vec<ListedModel> {
         let state = self.state.lock();
-        let configured = self.configured.values().filter(|m| state.table.any_live(&m.candidates));
+        let configured = self
+            .configured
+            .values()
+            .filter(|m| state.table.any_live(&m.candidates));
         let advertised = self.advertised.load();
         let mut names: Vec<Arc<str>> = configured.map(|m| m.name.clone()).collect();
-        names.extend(advertised.keys().filter(|n| !self.configured.contains_key(*n)).cloned());
+        let elsewhere = advertised
+            .values()
+            .filter(|m| !m.candidates.is_empty() && !self.configured.contains_key(&m.name));
+        names.extend(elsewhere.map(|m| m.name.clone()));
         drop(state);
         names.sort_unstable();
-        names.into_iter().map(|id| ListedModel { id, created: self.created, owned_by: "iop" }).collect()
+        names
+            .into_iter()
+            .map(|id| ListedModel {
+                id,
+                created: self.created,
+                owned_by: "iop",
+            })
+            .collect()
     }
 
     /// `/api/v1/nodes`.
@@ -372,7 +476,11 @@ fn node_id(home: &Home) -> NodeId {
 }
 
 fn session_state(live: &Live) -> SessionState {
-    if live.draining { SessionState::Draining } else { SessionState::Live }
+    if live.draining {
+        SessionState::Draining
+    } else {
+        SessionState::Live
+    }
 }
 
 /// A place in line, given up on drop; its wait is measured however it ends.

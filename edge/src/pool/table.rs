@@ -54,7 +54,12 @@ pub(super) struct Want<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found<S> {
     /// A place was taken; it has to be released.
-    Granted { provider: ProviderKey, target: Arc<str>, generation: ConnectionGeneration, with: S },
+    Granted {
+        provider: ProviderKey,
+        target: Arc<str>,
+        generation: ConnectionGeneration,
+        with: S,
+    },
     /// There are providers, and all are full.
     Full,
     /// No live provider serves it.
@@ -71,11 +76,19 @@ pub(super) struct Table<S> {
 
 impl<S: Clone> Table<S> {
     pub(super) fn new() -> Self {
-        Self { slots: HashMap::new(), retired: BTreeMap::new(), turn: 0 }
+        Self {
+            slots: HashMap::new(),
+            retired: BTreeMap::new(),
+            turn: 0,
+        }
     }
 
     /// Replaces what a generation advertises. A provider that a newer generation holds is left alone.
-    pub(super) fn advertise(&mut self, generation: ConnectionGeneration, providers: Vec<(ProviderKey, Slot<S>)>) {
+    pub(super) fn advertise(
+        &mut self,
+        generation: ConnectionGeneration,
+        providers: Vec<(ProviderKey, Slot<S>)>,
+    ) {
         let gone: Vec<ProviderKey> = self
             .of_generation(generation)
             .filter(|key| !providers.iter().any(|(k, _)| k == *key))
@@ -108,14 +121,18 @@ impl<S: Clone> Table<S> {
     }
 
     fn of_generation(&self, generation: ConnectionGeneration) -> impl Iterator<Item = &ProviderKey> {
-        self.slots.iter().filter(move |(_, s)| s.generation == generation).map(|(k, _)| k)
+        self.slots
+            .iter()
+            .filter(move |(_, s)| s.generation == generation)
+            .map(|(k, _)| k)
     }
 
     fn retire_slot(&mut self, key: &ProviderKey) {
         if let Some(slot) = self.slots.remove(key)
             && slot.in_flight > 0
         {
-            self.retired.insert((slot.generation, key.clone()), slot.in_flight);
+            self.retired
+                .insert((slot.generation, key.clone()), slot.in_flight);
         }
     }
 
@@ -127,9 +144,10 @@ impl<S: Clone> Table<S> {
         }
     }
 
-    /// The node said that it is full.
-    pub(super) fn refused(&mut self, key: &ProviderKey) {
-        if let Some(slot) = self.slots.get_mut(key) {
+    /// Gives a place back because the node said that it is full: no further place until news or `forget_refusal`.
+    pub(super) fn refused(&mut self, generation: ConnectionGeneration, key: &ProviderKey) {
+        self.release(generation, key);
+        if let Some(slot) = self.current(generation, key) {
             slot.refused = true;
         }
     }
@@ -151,22 +169,36 @@ impl<S: Clone> Table<S> {
         let candidates = match want.pinned {
             None => want.candidates,
             Some((provider, target)) => {
-                pinned = [Candidate { provider: provider.clone(), target: target.clone(), priority: 0, weight: 1 }];
+                pinned = [Candidate {
+                    provider: provider.clone(),
+                    target: target.clone(),
+                    priority: 0,
+                    weight: 1,
+                }];
                 &pinned[..]
             }
         };
         let serving = |c: &&Candidate| {
             !want.exclude.contains(&c.provider)
-                && self.slots.get(&c.provider).is_some_and(|s| s.serves(want.endpoint, &c.target))
+                && self
+                    .slots
+                    .get(&c.provider)
+                    .is_some_and(|s| s.serves(want.endpoint, &c.target))
         };
         let mut choices: Vec<(Choice, &Candidate)> = Vec::new();
         let mut seen = false;
         for candidate in candidates.iter().filter(serving) {
             seen = true;
-            let Some(slot) = self.slots.get(&candidate.provider).filter(|s| s.has_room()) else { continue };
+            let Some(slot) = self.slots.get(&candidate.provider).filter(|s| s.has_room()) else {
+                continue;
+            };
             let load = slot.in_flight.saturating_add(slot.others);
-            let choice =
-                Choice { priority: candidate.priority, weight: candidate.weight, load, capacity: slot.capacity };
+            let choice = Choice {
+                priority: candidate.priority,
+                weight: candidate.weight,
+                load,
+                capacity: slot.capacity,
+            };
             choices.push((choice, candidate));
         }
         let picked = match &choices[..] {
@@ -185,7 +217,12 @@ impl<S: Clone> Table<S> {
         match self.slots.get_mut(&provider) {
             Some(slot) => {
                 slot.in_flight += 1;
-                Found::Granted { provider, target, generation: slot.generation, with: slot.with.clone() }
+                Found::Granted {
+                    provider,
+                    target,
+                    generation: slot.generation,
+                    with: slot.with.clone(),
+                }
             }
             None => Found::Absent,
         }
@@ -213,15 +250,38 @@ impl<S: Clone> Table<S> {
 
     /// Leases of a provider, over all generations.
     pub(super) fn in_flight(&self, key: &ProviderKey) -> u32 {
-        let retired: u32 = self.retired.iter().filter(|((_, k), _)| k == key).map(|(_, n)| *n).sum();
+        let retired: u32 = self
+            .retired
+            .iter()
+            .filter(|((_, k), _)| k == key)
+            .map(|(_, n)| *n)
+            .sum();
         retired + self.slots.get(key).map_or(0, |s| s.in_flight)
     }
 
-    /// Whether any candidate is live, full or not.
+    fn live<'a>(&'a self, candidates: &'a [Candidate]) -> impl Iterator<Item = &'a Slot<S>> {
+        candidates.iter().filter_map(|c| {
+            self.slots
+                .get(&c.provider)
+                .filter(|s| s.targets.iter().any(|t| **t == *c.target))
+        })
+    }
+
+    /// Whether any candidate's session lives, full or draining or not.
     pub(super) fn any_live(&self, candidates: &[Candidate]) -> bool {
-        candidates
-            .iter()
-            .any(|c| self.slots.get(&c.provider).is_some_and(|s| s.targets.iter().any(|t| **t == *c.target)))
+        self.live(candidates).next().is_some()
+    }
+
+    /// Whether any candidate takes new work for this endpoint, full or not.
+    pub(super) fn any_serving(&self, candidates: &[Candidate], endpoint: Endpoint) -> bool {
+        self.live(candidates)
+            .any(|s| !s.draining && s.endpoints.contains(&endpoint))
+    }
+
+    /// Every live candidate serves other endpoints only: no wait will help.
+    pub(super) fn never_serves(&self, candidates: &[Candidate], endpoint: Endpoint) -> bool {
+        let mut live = self.live(candidates).peekable();
+        live.peek().is_some() && live.all(|s| !s.endpoints.contains(&endpoint))
     }
 }
 
@@ -249,11 +309,21 @@ mod tests {
     }
 
     fn candidate(name: &str) -> Candidate {
-        Candidate { provider: key(name), target: Arc::from("t"), priority: 0, weight: 1 }
+        Candidate {
+            provider: key(name),
+            target: Arc::from("t"),
+            priority: 0,
+            weight: 1,
+        }
     }
 
     fn want(candidates: &[Candidate]) -> Want<'_> {
-        Want { endpoint: Endpoint::Chat, candidates, pinned: None, exclude: &[] }
+        Want {
+            endpoint: Endpoint::Chat,
+            candidates,
+            pinned: None,
+            exclude: &[],
+        }
     }
 
     #[test]
@@ -264,8 +334,20 @@ mod tests {
         table.advertise(ConnectionGeneration(1), vec![(key("n/p"), slot(1, 1))]);
         assert!(matches!(table.grant(want(&c)), Found::Granted { .. }));
         assert_eq!(table.grant(want(&c)), Found::Full);
-        assert_eq!(table.grant(Want { endpoint: Endpoint::Audio, ..want(&c) }), Found::Absent);
-        assert_eq!(table.grant(Want { exclude: &[key("n/p")], ..want(&c) }), Found::Absent);
+        assert_eq!(
+            table.grant(Want {
+                endpoint: Endpoint::Audio,
+                ..want(&c)
+            }),
+            Found::Absent
+        );
+        assert_eq!(
+            table.grant(Want {
+                exclude: &[key("n/p")],
+                ..want(&c)
+            }),
+            Found::Absent
+        );
         table.release(ConnectionGeneration(1), &key("n/p"));
         assert!(matches!(table.grant(want(&c)), Found::Granted { .. }));
     }
@@ -282,7 +364,10 @@ mod tests {
         // The old connection speaks and closes late.
         table.advertise(ConnectionGeneration(1), vec![(key("n/p"), slot(1, 9))]);
         table.retire(ConnectionGeneration(1));
-        assert_eq!(table.slots().next().unwrap().1.generation, ConnectionGeneration(2));
+        assert_eq!(
+            table.slots().next().unwrap().1.generation,
+            ConnectionGeneration(2)
+        );
         table.release(ConnectionGeneration(1), &key("n/p"));
         table.release(ConnectionGeneration(1), &key("n/p"));
         assert_eq!(table.in_flight(&key("n/p")), 1);
@@ -296,7 +381,9 @@ mod tests {
         let mut table = Table::new();
         let c = [candidate("n/p")];
         table.advertise(ConnectionGeneration(1), vec![(key("n/p"), slot(1, 2))]);
-        table.refused(&key("n/p"));
+        table.grant(want(&c));
+        table.refused(ConnectionGeneration(1), &key("n/p"));
+        assert_eq!(table.in_flight(&key("n/p")), 0);
         assert_eq!(table.grant(want(&c)), Found::Full);
         table.load(ConnectionGeneration(1), &key("n/p"), 1);
         assert!(matches!(table.grant(want(&c)), Found::Granted { .. }));
