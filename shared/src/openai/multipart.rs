@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 
 use super::request::{RequestError, SplicedBody};
 
@@ -19,7 +19,8 @@ const PART_HEADERS_MAX: usize = 8 << 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MultipartFacts {
     model: String,
-    model_span: Range<usize>,
+    /// Every `model` part's content: readers differ on which one counts.
+    model_spans: Vec<Range<usize>>,
     stream: bool,
 }
 
@@ -40,7 +41,7 @@ impl MultipartFacts {
 pub fn inspect(content_type: &str, body: &Bytes) -> Result<MultipartFacts, RequestError> {
     let boundary = boundary(content_type)
         .ok_or_else(|| RequestError::body("The multipart content-type has no valid boundary."))?;
-    let mut model = None;
+    let (mut model, mut model_spans) = (None, Vec::new());
     let mut stream = false;
     for part in Parts::new(body, boundary)? {
         let part = part?;
@@ -48,35 +49,33 @@ pub fn inspect(content_type: &str, body: &Bytes) -> Result<MultipartFacts, Reque
             Some("model") => {
                 let text = std::str::from_utf8(&body[part.content.clone()])
                     .map_err(|_| RequestError::at("model", "`model` must be text."))?;
-                model = Some((text.to_owned(), part.content));
+                model = Some(text.to_owned());
+                model_spans.push(part.content);
             }
             Some("stream") => stream = body[part.content].trim_ascii().eq_ignore_ascii_case(b"true"),
             Some(_) | None => {}
         }
     }
-    let (model, model_span) =
-        model.ok_or_else(|| RequestError::at("model", "The form field `model` is missing."))?;
+    let model = model.ok_or_else(|| RequestError::at("model", "The form field `model` is missing."))?;
     if model.is_empty() {
         return Err(RequestError::at("model", "`model` must not be empty."));
     }
     Ok(MultipartFacts {
         model,
-        model_span,
+        model_spans,
         stream,
     })
 }
 
 /// The body for a provider that knows the model as `target`.
 pub fn splice(body: &Bytes, facts: &MultipartFacts, target: &str) -> SplicedBody {
-    if facts.model == target {
+    if facts.model == target && facts.model_spans.len() == 1 {
         return SplicedBody::whole(body.clone());
     }
+    let name = Bytes::copy_from_slice(target.as_bytes());
     SplicedBody::edited(
         body,
-        [(
-            facts.model_span.clone(),
-            Bytes::copy_from_slice(target.as_bytes()),
-        )],
+        facts.model_spans.iter().map(|span| (span.clone(), name.clone())),
     )
 }
 
@@ -112,51 +111,79 @@ struct Part {
 struct Parts<'a> {
     body: &'a [u8],
     /// CRLF, two dashes, the boundary.
-    delimiter: Vec<u8>,
+    delimiter: Finder<'static>,
     /// Just behind the last delimiter.
     at: usize,
     done: bool,
 }
 
+/// What follows a delimiter.
+enum After {
+    /// Another part; its headers start with the CRLF here.
+    Part(usize),
+    /// Two dashes: the last one.
+    Close,
+    /// Anything else: these bytes only look like a delimiter.
+    Content,
+}
+
 impl<'a> Parts<'a> {
     fn new(body: &'a [u8], boundary: &str) -> Result<Self, RequestError> {
-        let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
-        // The first delimiter has no CRLF before it unless a preamble does.
-        let at = if body.starts_with(&delimiter[2..]) {
-            delimiter.len() - 2
-        } else {
-            memmem::find(body, &delimiter).ok_or_else(malformed)? + delimiter.len()
-        };
-        Ok(Self {
+        let delimiter = Finder::new(&[b"\r\n--", boundary.as_bytes()].concat()).into_owned();
+        let mut parts = Self {
             body,
             delimiter,
-            at,
+            at: 0,
             done: false,
-        })
+        };
+        // The first delimiter has no CRLF before it unless a preamble does.
+        let first = &parts.delimiter.needle()[2..];
+        if body.starts_with(first) && !matches!(parts.after(first.len()), After::Content) {
+            parts.at = first.len();
+        } else {
+            parts.next_delimiter(0)?;
+        }
+        Ok(parts)
+    }
+
+    fn after(&self, at: usize) -> After {
+        let rest = &self.body[at..];
+        if rest.starts_with(b"--") {
+            return After::Close;
+        }
+        let padding = rest.iter().take_while(|b| matches!(b, b' ' | b'\t')).count();
+        if rest[padding..].starts_with(b"\r\n") {
+            After::Part(at + padding)
+        } else {
+            After::Content
+        }
+    }
+
+    /// Moves behind the next delimiter; where it starts.
+    fn next_delimiter(&mut self, mut from: usize) -> Result<usize, RequestError> {
+        loop {
+            let start = self.delimiter.find(&self.body[from..]).ok_or_else(malformed)? + from;
+            self.at = start + self.delimiter.needle().len();
+            if !matches!(self.after(self.at), After::Content) {
+                return Ok(start);
+            }
+            from = self.at;
+        }
     }
 
     fn part(&mut self) -> Result<Option<Part>, RequestError> {
-        let rest = &self.body[self.at..];
-        if rest.starts_with(b"--") {
+        let After::Part(headers_at) = self.after(self.at) else {
             return Ok(None);
-        }
-        let padding = rest.iter().take_while(|b| matches!(b, b' ' | b'\t')).count();
-        if !rest[padding..].starts_with(b"\r\n") {
-            return Err(malformed());
-        }
+        };
         // Keeps the CRLF, so that a part without headers starts with its blank line.
-        let headers_at = self.at + padding;
         let window = &self.body[headers_at..self.body.len().min(headers_at + PART_HEADERS_MAX)];
         let headers_len = memmem::find(window, b"\r\n\r\n").ok_or_else(malformed)?;
         let content_at = headers_at + headers_len + 4;
         // The CRLF before the delimiter may be the blank line's own when the part is empty.
-        let end = memmem::find(&self.body[content_at - 2..], &self.delimiter).ok_or_else(malformed)?
-            + content_at
-            - 2;
-        self.at = end + self.delimiter.len();
+        let end = self.next_delimiter(content_at - 2)?;
         Ok(Some(Part {
             name: part_name(&window[..headers_len]),
-            content: content_at.min(end)..end.max(content_at.min(end)),
+            content: content_at.min(end)..end,
         }))
     }
 }
@@ -276,6 +303,32 @@ mod tests {
         ]);
         assert_eq!(out, want);
         assert_eq!(sent(splice(&body, &facts, "whisper")), body);
+    }
+
+    #[test]
+    fn what_only_looks_like_a_delimiter_is_content() {
+        let file: &[u8] = b"\r\n--XyZ1\r\n\r\n--XyZ-\r\n--XyZ \n--XyZ\r\n";
+        let body = form(&[("name=\"file\"", file), ("name=\"model\"", b"m")]);
+        let facts = inspect(TYPE, &body).unwrap();
+        let want = form(&[("name=\"file\"", file), ("name=\"model\"", b"t")]);
+        assert_eq!(sent(splice(&body, &facts, "t")), want);
+    }
+
+    #[test]
+    fn every_model_part_is_renamed_and_the_last_one_counts() {
+        let body = form(&[
+            ("name=\"model\"", b"x"),
+            ("name=\"file\"", b"f"),
+            ("name=\"model\"", b"m"),
+        ]);
+        let facts = inspect(TYPE, &body).unwrap();
+        assert_eq!(facts.model(), "m");
+        let want = form(&[
+            ("name=\"model\"", b"m"),
+            ("name=\"file\"", b"f"),
+            ("name=\"model\"", b"m"),
+        ]);
+        assert_eq!(sent(splice(&body, &facts, "m")), want);
     }
 
     #[test]

@@ -46,7 +46,6 @@ impl RequestError {
 pub struct RequestFacts {
     /// Just behind the top level's `{`.
     open: usize,
-    /// The top level has no member.
     model: String,
     /// Every `model` value, quotes included: duplicates too, since readers differ on which one counts.
     model_spans: Vec<Range<usize>>,
@@ -411,6 +410,9 @@ pub struct SplicedBody {
 
 const INLINE: usize = 6;
 
+/// Bodies up to this size, in bytes, leave as one piece: a copy costs less than the frames it saves.
+const ONE_PIECE: u64 = 16 << 10;
+
 impl SplicedBody {
     /// A body sent as it is.
     pub fn whole(body: Bytes) -> Self {
@@ -428,7 +430,19 @@ impl SplicedBody {
             from = span.end;
         }
         out.push(body.slice(from..));
-        out
+        if out.left > ONE_PIECE {
+            out
+        } else {
+            Self::whole(out.joined())
+        }
+    }
+
+    fn joined(&self) -> Bytes {
+        let mut all = Vec::with_capacity(self.pieces.iter().chain(&self.more).map(Bytes::len).sum());
+        for piece in self.pieces.iter().chain(&self.more) {
+            all.extend_from_slice(piece);
+        }
+        Bytes::from(all)
     }
 
     fn push(&mut self, piece: Bytes) {
@@ -484,7 +498,8 @@ impl Body for SplicedBody {
 
 /// The body for a provider that knows the model as `target`; with `inject_usage` a stream's usage is asked for (G14).
 pub fn splice(body: &Bytes, facts: &RequestFacts, target: &str, inject_usage: bool) -> SplicedBody {
-    let rename = facts.model != target;
+    // Of several models only the last was read; a provider that reads another one must find the same.
+    let rename = facts.model != target || facts.model_spans.len() > 1;
     let usage = if inject_usage && facts.stream {
         usage_edit(facts)
     } else {

@@ -104,7 +104,7 @@ impl SseScanner {
                 if in_chunk && line_start == from {
                     line = line.strip_prefix(BOM).unwrap_or(line);
                     line_bytes = line.len();
-                } else if line_bytes == BOM.len() && self.carry.iter().chain(line).eq(BOM) {
+                } else if !in_chunk && line_bytes == BOM.len() && self.carry.iter().chain(line).eq(BOM) {
                     line_bytes = 0;
                 }
             }

@@ -7,6 +7,14 @@ fn chat(data: &str) -> EventKind {
     classify(Dialect::Chat, None, data.as_bytes())
 }
 
+fn error(kind: EventKind) -> InBandError {
+    if let EventKind::Error(error) = kind {
+        error
+    } else {
+        panic!("no error: {kind:?}")
+    }
+}
+
 fn responses(data: &str) -> EventKind {
     classify(Dialect::Responses, None, data.as_bytes())
 }
@@ -84,26 +92,21 @@ fn errors_inside_a_200_keep_their_object_and_get_their_status() {
             r#"{"object":"error","message":"m","code":400}"#,
         ),
     ] {
-        match chat(data) {
-            EventKind::Error(e) => assert_eq!((e.status, &e.raw[..]), (status, raw.as_bytes()), "{data}"),
-            other => panic!("{data}: {other:?}"),
-        }
+        let e = error(chat(data));
+        assert_eq!((e.status, &e.raw[..]), (status, raw.as_bytes()), "{data}");
     }
     assert_eq!(
         chat(r#"{"error":null,"choices":[{"delta":{"content":"a"}}]}"#),
         EventKind::Content
     );
-    match responses(r#"{"type":"error","code":"rate_limit_exceeded","message":"m","sequence_number":0}"#) {
-        EventKind::Error(e) => {
-            assert_eq!(e.status, Some(429));
-            let object: Value = serde_json::from_slice(&e.raw).unwrap();
-            assert_eq!(
-                object,
-                json!({"message":"m","type":"server_error","param":null,"code":"rate_limit_exceeded"})
-            );
-        }
-        other => panic!("{other:?}"),
-    }
+    let event = r#"{"type":"error","code":"rate_limit_exceeded","message":"m","sequence_number":0}"#;
+    let e = error(responses(event));
+    assert_eq!(e.status, Some(429));
+    let object: Value = serde_json::from_slice(&e.raw).unwrap();
+    assert_eq!(
+        object,
+        json!({"message":"m","type":"server_error","param":null,"code":"rate_limit_exceeded"})
+    );
 }
 
 #[test]
@@ -200,10 +203,10 @@ fn habits_of_providers_do_not_mislead() {
     let flat = br#"{"object":"error","message":"m","code":400}"#;
     assert!(scan_committed(Dialect::Chat, None, flat).error);
     let object = r#"{"error":{"type":"error","message":"m","more":1}}"#;
-    match chat(object) {
-        EventKind::Error(e) => assert_eq!(&e.raw[..], br#"{"type":"error","message":"m","more":1}"#),
-        other => panic!("{other:?}"),
-    }
+    assert_eq!(
+        &error(chat(object)).raw[..],
+        br#"{"type":"error","message":"m","more":1}"#
+    );
 }
 
 #[test]

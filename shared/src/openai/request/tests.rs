@@ -40,8 +40,35 @@ fn every_model_is_renamed_and_the_last_one_counts() {
         through(body, "t", false),
         r#"{"model":"t","x":{"model":"n"},"mod\u0065l":"t"}"#
     );
-    let many = format!("{{{}}}", vec![r#""model":"a""#; 9].join(","));
+    // The last one is the target's name already: the others must not stay.
+    assert_eq!(
+        through(r#"{"model":"x","model":"b"}"#, "b", false),
+        r#"{"model":"b","model":"b"}"#
+    );
+    let many = format!("{{{}}}", [r#""model":"a""#; 9].join(","));
     assert_eq!(through(&many, "t", false), many.replace("\"a\"", "\"t\""));
+}
+
+#[test]
+fn a_large_body_is_not_copied_and_a_small_one_is_one_piece() {
+    for (filler, pieces) in [(10, 1), (20_000, 3)] {
+        let text = format!(r#"{{"model":"a","x":"{}"}}"#, "y".repeat(filler));
+        let body = Bytes::from(text.clone());
+        let mut spliced = splice(&body, &inspect(&body).unwrap(), "target", false);
+        assert_eq!(spliced.len(), text.len() as u64 + 5);
+        let (mut frames, mut cx) = (Vec::new(), Context::from_waker(std::task::Waker::noop()));
+        while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut spliced).poll_frame(&mut cx) {
+            frames.push(frame.into_data().unwrap());
+        }
+        assert_eq!(frames.len(), pieces);
+        assert_eq!(frames.concat(), text.replace("\"a\"", "\"target\"").into_bytes());
+        if pieces > 1 {
+            assert!(
+                body.as_ptr_range().contains(&frames[2].as_ptr()),
+                "the suffix is the client's own bytes"
+            );
+        }
+    }
 }
 
 #[test]

@@ -77,11 +77,15 @@ fn fields_lines_and_boundaries_follow_the_standard() {
         (b": comment\n\nevent: x\n\ndata: a\n\n", vec!["a"]),
         (b"\xef\xbb\xbfdata: a\n\n", vec!["a"]),
         (b"\xef\xbb\xbf\ndata: a\n\n", vec!["a"]),
+        // Only at the start of the stream; later it is the beginning of an unknown name.
+        (b"data: a\n\xef\xbb\xbf\ndata: b\n\n", vec!["a\nb"]),
+        (b"data: a\n\n\xef\xbb\xbfdata: b\n\n", vec!["a"]),
         (b"database: a\ndata : b\n Data: c\n\n", vec![]),
         (b"\n\n\ndata: a\n\n", vec!["a"]),
         (b"data: a", vec![]),
     ] {
         let found = scan(&[input]);
+        assert_eq!(scan(&input.chunks(1).collect::<Vec<_>>()).events, found.events);
         let data: Vec<_> = found
             .events
             .iter()
