@@ -340,3 +340,6 @@ impl Relay {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
