@@ -33,7 +33,7 @@ use crate::drain::Drain;
 use crate::tasks::{self, Kind};
 
 /// TLS, request and answer together.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
 /// For a last word to a peer that may not be listening.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// A handshake's head needs no more, in bytes.
