@@ -128,8 +128,8 @@ async fn queued(shape: Shape) {
     .await;
     for path in PATHS {
         for stream in [true, false] {
-            let first = stack.client().open(path, &request(path, "prefill", stream)).await;
             let arrived = stub.received().len() + 1;
+            let first = stack.client().open(path, &request(path, "prefill", stream)).await;
             stub.arrived(arrived).await;
             let second = stack.client().open(path, &request(path, "prefill", stream)).await;
             depth(&stack, 1, Duration::from_secs(5)).await;

@@ -69,10 +69,10 @@ fn mistakes() -> Vec<Mistake> {
         node(format!("{node_head}{PROVIDER}colour = \"red\"\n"), 11, &["colour"]),
         node(format!("{node_head}{PROVIDER}{PROVIDER}"), 12, &["up"]),
         node(format!("{node_head}{PROVIDER}response_stall_timeout = 300\n"), 11, &["response_stall_timeout"]),
-        node(node_head.replace("\"n1\"", "\"embedded\""), 2, &["embedded"]),
+        node(node_head.replace("\"n1\"", "\"embedded\""), 2, &["reserved"]),
         node(node_head.replace("\"n1\"", "\"a b\""), 2, &["id"]),
         node(node_head.replace("id = \"n1\"", "idd = \"n1\""), 2, &["idd"]),
-        node(node_head.replace("http://", "ftp://"), 4, &["url"]),
+        node(format!("{}{PROVIDER}", node_head.replace("http://", "ftp://")), 4, &["url"]),
     ]
 }
 

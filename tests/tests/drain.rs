@@ -241,8 +241,11 @@ fn idle_processes_go_at_once() {
 #[test]
 fn a_30_s_stream_outlives_both_signals() {
     run(90, async {
-        let script = r#"{ "long" = { reply = "tick", chunks = 120, chunk_delay = "250ms" } }"#;
-        let setup = Setup::of(Provider::scripted("up", &["long"], script)).edge("queue", "max_wait = \"1s\"");
+        let reply = vec!["tick"; 120].join(" ");
+        let script =
+            format!(r#"{{ "long" = {{ reply = "{reply}", chunks = 120, chunk_delay = "250ms" }} }}"#);
+        let setup =
+            Setup::of(Provider::scripted("up", &["long"], &script)).edge("queue", "max_wait = \"1s\"");
         let mut stack = Stack::start(Shape::Linked, setup).await;
         let mut stream = stack
             .client()

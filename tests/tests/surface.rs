@@ -155,7 +155,7 @@ fn anything_else_is_404_in_openais_shape() {
             ("GET", "/v1"),
             ("GET", "/v1/"),
             ("POST", "/v1/chat"),
-            ("DELETE", "/v1/models/m/x"),
+            ("GET", "/v1/chat/completions/x"),
             ("GET", "/v1/%2e%2e/metrics"),
         ] {
             let answer = stack.client().request(method, path, &[], b"").await;
