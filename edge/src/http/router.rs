@@ -138,7 +138,7 @@ fn operational(
             _ => metrics(app).unwrap_or_else(ApiError::into_response),
         },
         Method::OPTIONS => answer::options(GET),
-        _ => answer::with_allow(answer::method_not_allowed(path).into_response(), GET),
+        _ => wrong_method(path, GET),
     })
 }
 
@@ -155,6 +155,8 @@ enum Route<'a> {
 enum Small<'a> {
     Models,
     Model(&'a str),
+    /// A method that models do not take, on one model.
+    NotOnModel(&'a str),
     Options(EndpointLabel, &'static str),
     WrongMethod(EndpointLabel, &'static str),
     /// Codex asks for a WebSocket first (G5).
@@ -184,7 +186,8 @@ fn models_or_nothing<'a>(rest: &'a str, method: &Method) -> Small<'a> {
     };
     match *method {
         Method::GET | Method::HEAD => model.map_or(Small::Models, Small::Model),
-        _ => other_method(EndpointLabel::Models, method, GET),
+        Method::OPTIONS => Small::Options(EndpointLabel::Models, GET),
+        _ => model.map_or(Small::WrongMethod(EndpointLabel::Models, GET), Small::NotOnModel),
     }
 }
 
@@ -224,6 +227,10 @@ fn is_websocket(headers: &HeaderMap) -> bool {
         .any(|p| p.trim().eq_ignore_ascii_case("websocket"))
 }
 
+fn wrong_method(path: &str, allow: &'static str) -> Answer {
+    answer::with_allow(answer::method_not_allowed(path).into_response(), allow)
+}
+
 /// Answers what needs no provider, and counts it.
 fn counted(app: &App, small: Small<'_>, request: &Request<Incoming>) -> Answer {
     let started = Instant::now();
@@ -232,13 +239,12 @@ fn counted(app: &App, small: Small<'_>, request: &Request<Incoming>) -> Answer {
         Small::Models => (EndpointLabel::Models, models::list(app, request.headers())),
         Small::Model(id) => (EndpointLabel::Models, models::one(app, request.headers(), id)),
         Small::Options(endpoint, allow) => (endpoint, Ok(answer::options(allow))),
-        Small::WrongMethod(endpoint, allow) => (
-            endpoint,
-            Ok(answer::with_allow(
-                answer::method_not_allowed(path).into_response(),
-                allow,
-            )),
-        ),
+        // Whether the method is wrong or the model absent depends on the model.
+        Small::NotOnModel(id) => {
+            let found = models::one(app, request.headers(), id);
+            (EndpointLabel::Models, found.map(|_| wrong_method(path, GET)))
+        }
+        Small::WrongMethod(endpoint, allow) => (endpoint, Ok(wrong_method(path, allow))),
         Small::WebSocket => (
             EndpointLabel::Responses,
             Err(ApiError::new(
@@ -316,8 +322,9 @@ mod tests {
             to("HEAD", "models/Qwen/Qwen3-8B"),
             Route::Small(Small::Model("Qwen/Qwen3-8B"))
         );
+        assert_eq!(to("DELETE", "models/m"), Route::Small(Small::NotOnModel("m")));
         assert_eq!(
-            to("DELETE", "models/m"),
+            to("POST", "models"),
             Route::Small(Small::WrongMethod(EndpointLabel::Models, GET))
         );
         for rest in ["models/", "files", "", "modelsx", "chat", "chat/completions/x"] {
