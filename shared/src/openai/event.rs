@@ -155,25 +155,31 @@ fn is_done(data: &[u8]) -> bool {
 ///
 /// Where such a name is text, its quotes are escaped; only a text that ends in it gives a false alarm.
 fn member_set(finder: &Finder<'_>, data: &[u8]) -> bool {
-    values(finder, data).any(|value| {
-        let value = value.strip_prefix(b":").map(<[u8]>::trim_ascii_start);
+    any_after(finder, data, |rest| {
+        let value = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start);
         value.is_some_and(|v| !v.starts_with(b"null") && !v.starts_with(b"\"\""))
     })
 }
 
 /// Whether there may be an `error` member that says something, or an `error` as `type` or `object`.
 fn mentions_error(data: &[u8]) -> bool {
-    values(&ERROR, data).any(|value| match value.strip_prefix(b":") {
+    any_after(&ERROR, data, |rest| match rest.strip_prefix(b":") {
         Some(value) => !value.trim_ascii_start().starts_with(b"null"),
         None => true,
     })
 }
 
-/// What follows each place where the finder's text stands.
-fn values<'a>(finder: &'a Finder<'_>, data: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
-    finder
-        .find_iter(data)
-        .map(|i| data[i + finder.needle().len()..].trim_ascii_start())
+/// Whether what follows some occurrence of the finder's text is as wanted.
+#[inline]
+fn any_after(finder: &Finder<'_>, data: &[u8], wanted: impl Fn(&[u8]) -> bool) -> bool {
+    let mut rest = data;
+    while let Some(i) = finder.find(rest) {
+        rest = &rest[i + finder.needle().len()..];
+        if wanted(rest.trim_ascii_start()) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether an event of this name ends a Responses stream, should its data have no `type`.
@@ -186,18 +192,9 @@ fn names_an_end(name: &[u8]) -> bool {
 
 /// Whether the type of a terminal Responses event is written anywhere in it.
 fn may_end(data: &[u8]) -> bool {
-    let mut from = 0;
-    while let Some(i) = RESPONSE.find(&data[from..]) {
-        from += i + RESPONSE.needle().len();
-        let rest = &data[from..];
-        if rest.starts_with(b"completed\"")
-            || rest.starts_with(b"failed\"")
-            || rest.starts_with(b"incomplete\"")
-        {
-            return true;
-        }
-    }
-    false
+    any_after(&RESPONSE, data, |rest| {
+        rest.starts_with(b"completed\"") || rest.starts_with(b"failed\"") || rest.starts_with(b"incomplete\"")
+    })
 }
 
 /// Whether a body could hold an `error` member at all.
