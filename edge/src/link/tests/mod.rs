@@ -26,7 +26,7 @@ use iop_shared::ids::{ConnectionGeneration, NodeId, ProviderId, ProviderKey};
 use iop_shared::openai::request::SplicedBody;
 use iop_shared::wire::session::{Advertisement, ProviderAdvertisement, SessionLine};
 use iop_shared::wire::{DRAIN_PATH, SESSION_PATH, h2};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -136,6 +136,7 @@ struct Script {
 #[derive(Default)]
 struct Seen {
     drains: AtomicUsize,
+    begun: AtomicUsize,
     cancelled: AtomicUsize,
     uris: parking_lot::Mutex<Vec<String>>,
 }
@@ -235,8 +236,16 @@ async fn answer(
         "/link/v1/ping" if script.deaf => std::future::pending().await,
         "/link/v1/tunnels/chat" => {
             // The whole upload first, as providers do.
-            let sent = request.into_body().collect().await.unwrap().to_bytes();
-            Response::new(Run::of(&word, sent, Arc::clone(&script.seen)).boxed_unsync())
+            let Ok(sent) = request.into_body().collect().await else {
+                return Ok(status(StatusCode::BAD_REQUEST));
+            };
+            let run = Run::of(&word, sent.to_bytes(), Arc::clone(&script.seen));
+            if word == "mute" {
+                // The run exists, its head never comes.
+                script.seen.begun.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
+            Response::new(run.boxed_unsync())
         }
         _ => status(StatusCode::NOT_FOUND),
     })
@@ -269,7 +278,7 @@ impl Run {
         let mut trailers = HeaderMap::new();
         trailers.insert("iop-terminal", "complete".parse().unwrap());
         let (left, trailers) = match word {
-            "endless" => (usize::MAX, None),
+            "endless" | "mute" => (usize::MAX, None),
             "unfinished" => (3, None),
             _ => (100, Some(trailers)),
         };
@@ -305,10 +314,15 @@ impl Drop for Run {
     }
 }
 
+/// A run whose frames have the size of a token's event: 250 bytes, as link.md measured.
 fn tunnel(word: &'static str) -> Request<SplicedBody> {
+    tunnel_of(word, 250)
+}
+
+fn tunnel_of(word: &'static str, frame_bytes: usize) -> Request<SplicedBody> {
     Request::post("/link/v1/tunnels/chat")
         .header("iop-target", word)
-        .body(SplicedBody::whole(Bytes::from_static(b"data: one two three\n\n")))
+        .body(SplicedBody::whole(Bytes::from(vec![b'x'; frame_bytes])))
         .unwrap()
 }
 
@@ -370,6 +384,20 @@ impl Pair {
         let ended = self.reason.borrow().unwrap();
         (ended, self.fake)
     }
+}
+
+/// A path between two ends that swallows everything once told to, with both sockets open.
+fn holed_path() -> (DuplexStream, DuplexStream, watch::Sender<bool>) {
+    let (near, mut near_end) = tokio::io::duplex(1 << 16);
+    let (mut far_end, far) = tokio::io::duplex(1 << 16);
+    let (hole, mut is_hole) = watch::channel(false);
+    tasks::spawn(Kind::Session, "test_path", async move {
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut near_end, &mut far_end) => {}
+            _ = is_hole.changed() => std::future::pending::<()>().await,
+        }
+    });
+    (near, far, hole)
 }
 
 /// Runs on several threads, as the process does.

@@ -198,7 +198,7 @@ fn a_node_dials_serves_and_is_replaced_by_its_own_next_connection() {
         old.says(line("n1"));
         let first = lease(&site.registry).await;
         let response = first.session().call(tunnel("short")).await.unwrap();
-        assert_eq!(read(response).await.unwrap().0, 2100);
+        assert_eq!(read(response).await.unwrap().0, 25_000);
         let (new, generation) = site.dial("n1", "a").await;
         assert_eq!(generation, 2);
         new.says(line("n1"));
@@ -244,7 +244,7 @@ fn a_link_in_tls_is_a_link() {
         fake.says(line("n1"));
         let lease = lease(&site.registry).await;
         let response = lease.session().call(tunnel("short")).await.unwrap();
-        assert_eq!(read(response).await.unwrap().0, 2100);
+        assert_eq!(read(response).await.unwrap().0, 25_000);
     });
 }
 

@@ -36,7 +36,7 @@ async fn a_node_is_live_from_its_first_line_to_its_goodbye() {
     let (bytes, trailers) = read(response).await.unwrap();
     assert_eq!(
         (bytes, trailers.unwrap()["iop-terminal"].to_str().unwrap()),
-        (2100, "complete")
+        (25_000, "complete")
     );
     // Nobody holds the session: its connection closes.
     drop((lease, session));
@@ -210,17 +210,7 @@ async fn a_rival_is_refused_while_the_older_session_answers_and_wins_when_it_doe
 #[tokio::test(start_paused = true)]
 async fn a_black_hole_is_noticed_within_15_seconds() {
     let registry = registry();
-    let (near, mut middle) = tokio::io::duplex(1 << 16);
-    let (mut other, far) = tokio::io::duplex(1 << 16);
-    let (hole, mut is_hole) = watch::channel(false);
-    tasks::spawn(Kind::Session, "test_path", async move {
-        tokio::select! {
-            _ = tokio::io::copy_bidirectional(&mut middle, &mut other) => {}
-            _ = is_hole.changed() => {}
-        }
-        // Both sockets stay open, and nothing moves.
-        std::future::pending::<()>().await;
-    });
+    let (near, far, hole) = holed_path();
     let pair = Pair::over(&registry, hello("n1", "a"), near, Fake::start(far));
     pair.fake.says(line("n1"));
     let lease = lease(&registry).await;
@@ -272,13 +262,13 @@ async fn a_drain_tells_every_linked_node_and_ends_its_session() {
 #[tokio::test(start_paused = true)]
 async fn a_drain_does_not_wait_for_a_node_that_is_not_there() {
     let registry = registry();
-    let (near, far) = tokio::io::duplex(1 << 16);
+    let (near, far, hole) = holed_path();
     let pair = Pair::over(&registry, hello("n1", "a"), near, Fake::start(far));
     pair.fake.says(line("n1"));
     drop(lease(&registry).await);
-    // Stops polling its side, with the socket open.
-    pair.fake.served.abort();
+    hole.send_replace(true);
     let start = Instant::now();
     registry.drain().await;
-    assert!(start.elapsed() <= Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(start.elapsed().as_secs(), 2);
+    assert_eq!(pair.ended().await.0, Ended::Released);
 }
