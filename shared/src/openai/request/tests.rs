@@ -1,3 +1,7 @@
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
 use http_body::Body as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
