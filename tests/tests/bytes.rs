@@ -722,3 +722,34 @@ fn bodies_beyond_the_memory_for_all_of_them_are_refused_before_they_are_read() {
         drop(again);
     });
 }
+
+#[test]
+fn a_client_that_is_still_uploading_gets_to_read_its_refusal() {
+    run(60, async {
+        let stub =
+            Stub::start(|mut ex| async move { ex.json_reply(200, &serde_json::json!({})).await }).await;
+        let setup =
+            Setup::of(Provider::openai("up", &stub.url(), &["m"])).edge("server", "body_limit = \"1MiB\"");
+        let stack = Stack::start(Shape::Embedded, setup).await;
+        let body = vec![b' '; 8 * 1024 * 1024];
+        let (mut unsent, mut unread) = (0, 0);
+        for _ in 0..40 {
+            let mut conn = Conn::open(&stack.edge.http).await.unwrap();
+            // Real clients give up at a failed write or a reset, whatever else has arrived.
+            unsent += usize::from(
+                conn.request("POST", CHAT, &[("content-type", "application/json")], &body)
+                    .await
+                    .is_err(),
+            );
+            match conn.answer().await {
+                Ok(answer) => answer.assert_error(413, "request_too_large"),
+                Err(_) => unread += 1,
+            }
+        }
+        assert_eq!(
+            (unsent, unread),
+            (0, 0),
+            "of 40: uploads reset, refusals never read"
+        );
+    });
+}

@@ -100,6 +100,11 @@ async fn unread(shape: Shape) {
         let growth = after.saturating_sub(before);
         assert!(growth <= GROWTH_BYTES, "{growth} bytes more than before");
     }
+    let still = stub.received().iter().filter(|r| !r.done).count();
+    assert_eq!(
+        still, SLOW,
+        "every unread stream is still there, held up by its client"
+    );
     drop(slow);
     stack.settled(Duration::from_secs(5)).await;
     stub.idle(Duration::from_secs(2)).await;

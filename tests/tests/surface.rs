@@ -391,6 +391,7 @@ fn a_key_has_at_most_its_concurrency() {
         let two = stack.client().with_key("sk-two");
         let body = fixtures::chat("m", "hi", false);
         let mut first = two.open(CHAT, &body).await;
+        stub.arrived(1).await;
         let second = two.open(CHAT, &body).await;
         stub.arrived(2).await;
         for _ in 0..3 {
