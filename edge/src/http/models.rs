@@ -29,7 +29,7 @@ impl<'a> From<&'a ListedModel> for Entry<'a> {
             id: &model.id,
             object: "model",
             created: model.created,
-            owned_by: &model.owned_by,
+            owned_by: model.owned_by,
         }
     }
 }
