@@ -236,7 +236,7 @@ impl Live {
                     let now = Instant::now();
                     self.guard.token_gap(self.pace.last, now);
                     self.pace.last = now;
-                    if let Step::Fail(_) = self.relay.feed(chunk) {
+                    if let Step::Fail(_) = self.relay.feed(&chunk) {
                         self.close(false, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
                     }
                 }

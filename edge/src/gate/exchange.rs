@@ -135,11 +135,6 @@ pub(crate) struct Ended {
     pub(crate) dialect: Dialect,
 }
 
-enum Next {
-    Again,
-    Answer(Answer),
-}
-
 impl Exchange {
     pub(crate) fn dialect(&self) -> Dialect {
         match self.endpoint {
@@ -183,28 +178,28 @@ impl Exchange {
             };
             match self.attempt(lease).await {
                 Ok(answer) => return answer,
-                Err(failure) => match self.after(failure) {
-                    Next::Again => {}
-                    Next::Answer(answer) => return answer,
-                },
+                Err(failure) => {
+                    if let Some(answer) = self.after(failure) {
+                        return answer;
+                    }
+                }
             }
         }
     }
 
-    /// What follows a failed attempt. A refusal for want of room queues again; every other failure is answered.
-    fn after(&mut self, failure: Failure) -> Next {
+    /// What follows a failed attempt: an answer, or `None` for another. A refusal for want of room queues again; every
+    /// other failure is answered.
+    fn after(&mut self, failure: Failure) -> Option<Answer> {
         match failure {
             Failure::Refused(FailureCode::Capacity | FailureCode::Draining) => {
                 self.attempts.take_back();
-                Next::Again
+                None
             }
-            Failure::InBand(error) => Next::Answer(Answer::InBand {
+            Failure::InBand(error) => Some(Answer::InBand {
                 status: in_band_status(&error),
                 object: error.raw,
             }),
-            other @ (Failure::Own { .. } | Failure::Refused(_)) => {
-                Next::Answer(Answer::Own(other.into_error()))
-            }
+            other @ (Failure::Own { .. } | Failure::Refused(_)) => Some(Answer::Own(other.into_error())),
         }
     }
 
@@ -315,7 +310,7 @@ impl Exchange {
         ));
         loop {
             match attempt.source.pull().await {
-                Pulled::Data(chunk) => match relay.feed(chunk) {
+                Pulled::Data(chunk) => match relay.feed(&chunk) {
                     Step::Hold => {}
                     Step::Fail(refusal) => return Err(Failure::of_refusal(refusal)),
                     Step::Forward | Step::End(_) => break,

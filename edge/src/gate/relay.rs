@@ -161,7 +161,7 @@ impl Relay {
     }
 
     /// Takes a chunk of the provider's body.
-    pub(crate) fn feed(&mut self, chunk: Bytes) -> Step {
+    pub(crate) fn feed(&mut self, chunk: &Bytes) -> Step {
         if self.state == State::Ended {
             return Step::Hold;
         }
@@ -170,12 +170,12 @@ impl Relay {
         let (mut from, mut boundary) = (0, 0);
         let mut stop = None;
         let mut scanner = std::mem::take(&mut self.scanner);
-        while let Some(event) = scanner.next_event(&chunk, &mut pos) {
+        while let Some(event) = scanner.next_event(chunk, &mut pos) {
             let end = event.end;
             match self.judge(&event) {
                 Fate::Pass => {}
                 Fate::Drop => {
-                    self.emit(&chunk, from, boundary);
+                    self.emit(chunk, from, boundary);
                     if boundary == 0 {
                         self.drop_tail();
                     }
@@ -194,7 +194,7 @@ impl Relay {
             boundary = end;
         }
         self.scanner = scanner;
-        self.emit(&chunk, from, boundary);
+        self.emit(chunk, from, boundary);
         if let Some(kind) = stop {
             self.state = State::Ended;
             self.terminal = Some(kind);

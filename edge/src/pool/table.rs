@@ -98,15 +98,15 @@ impl<S: Clone> Table<S> {
             self.retire_slot(&key);
         }
         for (key, mut slot) in providers {
-            match self.slots.get(&key).map(|s| s.generation) {
-                Some(newer) if newer > generation => continue,
-                Some(older) if older < generation => self.retire_slot(&key),
-                Some(_) => {
-                    if let Some(old) = self.slots.get(&key) {
-                        (slot.in_flight, slot.others) = (old.in_flight, old.others);
-                    }
+            match self.slots.get(&key) {
+                Some(newer) if newer.generation > generation => continue,
+                Some(same) if same.generation == generation => {
+                    (slot.in_flight, slot.others) = (same.in_flight, same.others);
                 }
-                None => slot.in_flight = self.retired.remove(&(generation, key.clone())).unwrap_or(0),
+                Some(_) | None => {
+                    self.retire_slot(&key);
+                    slot.in_flight = self.retired.remove(&(generation, key.clone())).unwrap_or(0);
+                }
             }
             self.slots.insert(key, slot);
         }

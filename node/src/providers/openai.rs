@@ -118,7 +118,7 @@ impl HttpProvider {
             .client
             .send(method, to, headers, body)
             .await
-            .map_err(failure)?;
+            .map_err(|e| failure(&e))?;
         let (mut parts, body) = answer.into_parts();
         parts.extensions.clear();
         let coding = match head::from_provider(&mut parts.headers, accept_encoding.as_ref()) {
@@ -206,7 +206,7 @@ impl HttpProvider {
             .client
             .send(Method::GET, to, headers, SendBody::empty())
             .await
-            .map_err(failure)?;
+            .map_err(|e| failure(&e))?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), ASIDE_BYTES)
             .collect()
@@ -227,7 +227,7 @@ fn cut(text: &str) -> NodeError {
     NodeError::new(FailureCode::ProviderCut, text)
 }
 
-fn failure(e: ClientError) -> NodeError {
+fn failure(e: &ClientError) -> NodeError {
     match e.kind {
         ClientErrorKind::Connect => NodeError::new(
             FailureCode::ConnectFailed,

@@ -20,7 +20,7 @@ fn bytes(events: &[&str]) -> Vec<u8> {
 }
 
 fn feed(relay: &mut Relay, input: &[u8]) -> Step {
-    relay.feed(Bytes::copy_from_slice(input))
+    relay.feed(&Bytes::copy_from_slice(input))
 }
 
 fn out(relay: &mut Relay) -> Vec<u8> {
