@@ -271,3 +271,6 @@ impl Drop for UpGuard<'_> {
         self.0.metrics().links.at((LinkState::Down,)).inc();
     }
 }
+
+#[cfg(test)]
+mod tests;

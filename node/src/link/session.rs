@@ -22,9 +22,9 @@ use crate::tasks::SessionExecutor;
 /// How a link ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// One side said goodbye.
+    /// The node said goodbye.
     Closed,
-    /// The connection broke.
+    /// The edge left or the connection broke.
     Lost,
     /// The edge gave no sign of life.
     Silent,
@@ -69,9 +69,8 @@ where
     let mut closing = false;
     loop {
         tokio::select! {
-            ended = connection.as_mut() => {
-                return if ended.is_ok() { Ended::Closed } else { Ended::Lost };
-            }
+            // An end that the node did not ask for is a loss, however politely it came.
+            _ = connection.as_mut() => return if closing { Ended::Closed } else { Ended::Lost },
             () = activity.silent_for(SILENCE) => return Ended::Silent,
             () = goodbye(&scope, &mut close), if !closing => {
                 closing = true;
@@ -93,3 +92,6 @@ async fn goodbye(scope: &Scope, close: &mut watch::Receiver<bool>) {
         () = scope.edge_is_done() => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

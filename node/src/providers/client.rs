@@ -87,11 +87,6 @@ impl Target {
             .ends_with('/')
             .then_some(target)
     }
-
-    #[cfg(test)]
-    pub(crate) fn as_str(&self) -> &str {
-        self.0.as_str()
-    }
 }
 
 /// The client of one provider, with its own pool.

@@ -222,11 +222,12 @@ mod tests {
                 Poll::Ready(Some(Err(e))) => return (out, Some(Err(e))),
                 Poll::Ready(None) => return (out, Some(Ok(()))),
                 Poll::Pending if count.0.load(Ordering::SeqCst) > woken => {}
-                Poll::Pending => match g.source.steps.front() {
-                    Some(Step::Silence) => return (out, None),
-                    // The source itself is what woke up.
-                    _ => {}
-                },
+                Poll::Pending => {
+                    // Otherwise the source itself is what wakes.
+                    if let Some(Step::Silence) = g.source.steps.front() {
+                        return (out, None);
+                    }
+                }
             }
         }
     }

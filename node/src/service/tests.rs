@@ -87,7 +87,6 @@ async fn every_refusal_and_failure_has_its_own_code() {
         openai("p", &stub.url, "endpoints = [\"chat\", \"responses\"]"),
         openai("closed", &format!("http://{closed}/v1"), "")
     ));
-    let none = |_: &mut iop_shared::wire::tunnel::TunnelHead| {};
     let responses = |path: &'static str| {
         move |h: &mut iop_shared::wire::tunnel::TunnelHead| {
             h.endpoint = Endpoint::Responses;
@@ -135,7 +134,6 @@ async fn every_refusal_and_failure_has_its_own_code() {
         let said = format!("{:?}", answer.terminal);
         assert!(!said.contains("http://"), "{said}");
     }
-    let _ = none;
     let mut bare = tunnel("p", "", "");
     bare.headers_mut().remove(headers::RUN_ID);
     assert_eq!(whole(node.handle(bare).await).await.code(), "invalid_request");

@@ -429,11 +429,13 @@ mod tests {
     }
 
     fn text(steps: &[Step]) -> String {
-        let data = steps.iter().filter_map(|s| match s {
-            Step::Data(d) => Some(String::from_utf8(d.to_vec()).unwrap()),
-            _ => None,
-        });
-        data.collect()
+        let mut all = Vec::new();
+        for step in steps {
+            if let Step::Data(data) = step {
+                all.extend_from_slice(data);
+            }
+        }
+        String::from_utf8(all).unwrap()
     }
 
     const STREAM: &str = r#"{"stream":true}"#;
