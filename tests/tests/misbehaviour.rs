@@ -413,11 +413,17 @@ async fn after_commit(shape: Shape) {
         assert!(!answer.text().contains("response.completed"));
     }
     bench.stack.settled(Duration::from_secs(2)).await;
-    // Never a fake success in the figures either: three good streams, no more.
+    // Never a fake success in the figures either: two of these streams were good.
     let page = bench.stack.edge.scrape().await;
+    let count = |endpoint, outcome| {
+        page.sum(
+            "iop_edge_requests_total",
+            &[("endpoint", endpoint), ("outcome", outcome)],
+        )
+    };
     assert_eq!(
-        page.sum("iop_edge_requests_total", &[("outcome", "success")]),
-        2.0
+        (count("chat", "success"), count("responses", "success")),
+        (2.0, 0.0)
     );
     assert_eq!(
         page.sum("iop_edge_requests_total", &[("outcome", "client_cancelled")]),
