@@ -117,16 +117,13 @@ async fn run(settings: Settings, edges: Vec<PreparedEdge>) -> anyhow::Result<()>
     tracing::info!(in_flight = node.in_flight(), "draining");
     node.set_draining(true);
     let leave = async {
-        if tokio::time::timeout(settings.drain_timeout, node.drained())
-            .await
-            .is_err()
-        {
-            tracing::warn!(
+        match tokio::time::timeout(settings.drain_timeout, node.drained()).await {
+            Ok(()) => links.close(GOODBYE).await,
+            Err(_) => tracing::warn!(
                 in_flight = node.in_flight(),
                 "drain_timeout is over; the rest is cut"
-            );
+            ),
         }
-        links.close(GOODBYE).await;
     };
     tokio::select! {
         () = leave => Ok(()),

@@ -26,8 +26,9 @@ use crate::tasks;
 /// The comment that keeps proxies from cutting a silent stream (G21).
 const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
 
-/// After the client's terminal event the provider has this long to end its own message (G22).
-const DRAIN: Duration = Duration::from_secs(1);
+/// After the client's terminal event the provider has this long to end its own message; its connection is gone well
+/// within the second that G22 allows.
+const DRAIN: Duration = Duration::from_millis(500);
 
 /// The answer cannot be completed: hyper closes the connection, so that no client takes it for an end.
 #[derive(Debug, Clone, Copy, thiserror::Error)]

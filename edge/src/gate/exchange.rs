@@ -51,9 +51,8 @@ pub(crate) enum Payload {
     Empty,
 }
 
-/// Everything the gate needs to know of one request.
-pub(crate) struct Exchange {
-    pub(crate) app: Arc<App>,
+/// What one client request asks for.
+pub(crate) struct Asked {
     pub(crate) endpoint: Endpoint,
     pub(crate) method: Method,
     /// Path and query below `/v1/` where it is not the endpoint's own.
@@ -61,6 +60,7 @@ pub(crate) struct Exchange {
     pub(crate) model: Arc<Model>,
     /// State of this request lives at this provider only (gateway.md §13).
     pub(crate) pinned: Option<(ProviderKey, Arc<str>)>,
+    /// The client's end-to-end headers as a provider may see them.
     pub(crate) headers: HeaderMap,
     pub(crate) accept_encoding: Option<HeaderValue>,
     pub(crate) payload: Payload,
@@ -70,8 +70,14 @@ pub(crate) struct Exchange {
     pub(crate) wants_usage: bool,
     pub(crate) run_id: RunId,
     pub(crate) conn: Option<ConnHandle>,
-    pub(crate) guard: RequestGuard,
-    pub(crate) attempts: Attempts,
+}
+
+/// One client request on its way. What was asked is boxed: futures are moved, and what they hold moves with them.
+pub(crate) struct Exchange {
+    pub(super) app: Arc<App>,
+    asked: Box<Asked>,
+    guard: RequestGuard,
+    attempts: Attempts,
 }
 
 /// Attempts made so far, seen also by a keep-alive opening (G53).
@@ -135,8 +141,8 @@ pub(crate) struct Ended {
     pub(crate) dialect: Dialect,
 }
 
-impl Exchange {
-    pub(crate) fn dialect(&self) -> Dialect {
+impl Asked {
+    fn dialect(&self) -> Dialect {
         match self.endpoint {
             Endpoint::Chat => Dialect::Chat,
             Endpoint::Completions => Dialect::Completions,
@@ -153,13 +159,32 @@ impl Exchange {
     fn injects_usage(&self) -> bool {
         self.stream && !self.wants_usage && matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
     }
+}
+
+impl Exchange {
+    pub(crate) fn new(app: Arc<App>, asked: Box<Asked>, guard: RequestGuard) -> Self {
+        Self {
+            app,
+            asked,
+            guard,
+            attempts: Attempts::default(),
+        }
+    }
+
+    pub(super) fn is_stream(&self) -> bool {
+        self.asked.stream
+    }
+
+    pub(super) fn attempts(&self) -> Attempts {
+        self.attempts.clone()
+    }
 
     /// Runs the request to an answer.
     pub(crate) async fn run(mut self) -> Ended {
         let answer = self.answer().await;
         Ended {
             answer,
-            dialect: self.dialect(),
+            dialect: self.asked.dialect(),
             guard: self.guard,
             attempts: self.attempts.get(),
         }
@@ -168,9 +193,9 @@ impl Exchange {
     async fn answer(&mut self) -> Answer {
         loop {
             let ask = Ask {
-                model: &self.model,
-                endpoint: self.endpoint,
-                pinned: self.pinned.as_ref(),
+                model: &self.asked.model,
+                endpoint: self.asked.endpoint,
+                pinned: self.asked.pinned.as_ref(),
             };
             let lease = match self.app.pool.acquire(ask).await {
                 Ok(lease) => lease,
@@ -242,36 +267,41 @@ impl Exchange {
 
     fn request(&self, lease: &Lease) -> Request<SplicedBody> {
         let target = lease.target();
-        let body = match &self.payload {
-            Payload::Json { body, facts } => splice(body, facts, target, self.injects_usage()),
+        let body = match &self.asked.payload {
+            Payload::Json { body, facts } => splice(body, facts, target, self.asked.injects_usage()),
             Payload::Multipart { body, facts } => multipart::splice(body, facts, target),
             Payload::Opaque(body) => SplicedBody::whole(body.clone()),
             Payload::Empty => SplicedBody::whole(Bytes::new()),
         };
         let mut request = Request::new(body);
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = TunnelHead::uri(self.endpoint);
-        *request.headers_mut() = self.headers.clone();
+        *request.uri_mut() = TunnelHead::uri(self.asked.endpoint);
+        *request.headers_mut() = self.asked.headers.clone();
         TunnelHead {
-            endpoint: self.endpoint,
-            run_id: self.run_id,
+            endpoint: self.asked.endpoint,
+            run_id: self.asked.run_id,
             attempt_id: AttemptId(uuid::Uuid::now_v7()),
             provider: lease.provider_id().clone(),
             target: target.to_string(),
             response_stall_timeout_ms: i64::try_from(lease.stall_timeout().as_millis()).unwrap_or(i64::MAX),
-            method: self.method.clone(),
-            path: self.path.clone(),
-            accept_encoding: self.accept_encoding.clone(),
+            method: self.asked.method.clone(),
+            path: self.asked.path.clone(),
+            accept_encoding: self.asked.accept_encoding.clone(),
         }
         .write(request.headers_mut());
         request
     }
 
     async fn read(&mut self, head: head::Head, mut attempt: Attempt) -> Result<Answer, Failure> {
-        if let Some(conn) = &self.conn {
+        if let Some(conn) = &self.asked.conn {
             conn.limit_write_stall(attempt.lease.stall_timeout() / 2);
         }
-        let read = match head::judge(&head, self.endpoint, self.stream) {
+        let read = match head::judge(
+            &head,
+            self.asked.endpoint,
+            self.asked.stream,
+            self.asked.accept_encoding.as_ref(),
+        ) {
             head::Shape::Unusable(why) => Err(Failure::unusable(why, head.status)),
             head::Shape::Events => self
                 .read_stream(head, &mut attempt)
@@ -304,8 +334,8 @@ impl Exchange {
         attempt: &mut Attempt,
     ) -> Result<(head::Head, Box<Relay>), Failure> {
         let mut relay = Box::new(Relay::new(
-            self.dialect(),
-            self.injects_usage(),
+            self.asked.dialect(),
+            self.asked.injects_usage(),
             self.app.settings.gate.hold_bytes,
         ));
         loop {
@@ -361,7 +391,7 @@ impl Exchange {
             }
         }
         let body = if more.is_empty() { first } else { more.freeze() };
-        if head.provider_length.is_some_and(|n| n != body.len() as u64) && self.method != Method::HEAD {
+        if head.provider_length.is_some_and(|n| n != body.len() as u64) && self.asked.method != Method::HEAD {
             return Err(Failure::Own {
                 error: ErrorKind::ProviderDisconnected,
                 message: "The provider's answer is shorter than it said.",
@@ -376,7 +406,7 @@ impl Exchange {
             if let Some(usage) = usage_from_body(&body) {
                 attempt.guard.usage(Some(usage), UsageCompleteness::Complete);
             }
-            if self.endpoint == Endpoint::Responses && self.method == Method::POST {
+            if self.asked.endpoint == Endpoint::Responses && self.asked.method == Method::POST {
                 let identity = iop_shared::openai::event::response_id(&body);
                 if let Some(id) = identity.id {
                     self.app.remember_response(&id, &attempt.lease);
@@ -400,7 +430,7 @@ impl Exchange {
                 head.status,
             ));
         }
-        match iop_shared::openai::event::error_in_body(self.dialect(), body) {
+        match iop_shared::openai::event::error_in_body(self.asked.dialect(), body) {
             Some(error) => Err(Failure::InBand(error)),
             None => Ok(()),
         }

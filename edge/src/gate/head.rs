@@ -69,12 +69,20 @@ pub(crate) enum Shape {
 }
 
 /// Decides by what was asked (the body's `stream`, never `Accept`) and by what came (G10, G11, G58).
-pub(crate) fn judge(head: &Head, endpoint: Endpoint, stream: bool) -> Shape {
+pub(crate) fn judge(
+    head: &Head,
+    endpoint: Endpoint,
+    stream: bool,
+    accept_encoding: Option<&HeaderValue>,
+) -> Shape {
     if head.status == StatusCode::UNAUTHORIZED {
         return Shape::Unusable("The provider refused the gateway's credential.");
     }
     if head.status.is_redirection() || head.status.is_informational() {
         return Shape::Unusable("The provider redirected the request, which the gateway does not follow.");
+    }
+    if !readable(head.headers.get(header::CONTENT_ENCODING), accept_encoding) {
+        return Shape::Unusable("The provider's answer has an encoding that nobody asked for.");
     }
     if !head.status.is_success() {
         return Shape::Whole { json: false };
@@ -103,6 +111,19 @@ pub(crate) fn judge(head: &Head, endpoint: Endpoint, stream: bool) -> Shape {
         (false, Media::Events) => Shape::Events,
         (false, Media::Json | Media::Html | Media::Other) => Shape::Whole { json },
     }
+}
+
+/// The node decodes what it can; an encoding that is still there has to be one that the client named (link.md, Encodings).
+fn readable(encoding: Option<&HeaderValue>, accept: Option<&HeaderValue>) -> bool {
+    let Some(encoding) = encoding.map(|v| v.to_str().unwrap_or_default().trim()) else {
+        return true;
+    };
+    let accept = accept.and_then(|v| v.to_str().ok()).unwrap_or_default();
+    encoding.eq_ignore_ascii_case("identity")
+        || accept.split(',').any(|a| {
+            let name = a.split(';').next().unwrap_or_default().trim();
+            name == "*" || name.eq_ignore_ascii_case(encoding)
+        })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,11 +216,40 @@ mod tests {
             (401, "application/json", Chat, false, None),
             (302, "", Chat, false, None),
         ] {
-            let got = judge(&head(status, media), endpoint, stream);
+            let got = judge(&head(status, media), endpoint, stream, None);
             match want {
                 Some(shape) => assert_eq!(got, shape, "{status} {media} {stream}"),
                 None => assert!(matches!(got, Shape::Unusable(_)), "{status} {media} {stream}"),
             }
+        }
+    }
+
+    #[test]
+    fn an_encoding_has_to_be_one_that_the_client_reads() {
+        let judged = |encoding: &'static str, accept: Option<&'static str>| {
+            let mut h = head(200, "application/json");
+            h.headers
+                .insert(header::CONTENT_ENCODING, HeaderValue::from_static(encoding));
+            judge(
+                &h,
+                Endpoint::Chat,
+                false,
+                accept.map(HeaderValue::from_static).as_ref(),
+            )
+        };
+        for (encoding, accept, fits) in [
+            ("gzip", Some("gzip, br"), true),
+            ("identity", None, true),
+            ("snappy", Some("snappy;q=0.5"), true),
+            ("snappy", Some("gzip"), false),
+            ("gzip, br", Some("gzip, br"), false),
+            ("gzip", None, false),
+        ] {
+            assert_eq!(
+                matches!(judged(encoding, accept), Shape::Whole { .. }),
+                fits,
+                "{encoding} {accept:?}"
+            );
         }
     }
 

@@ -19,7 +19,7 @@ use http::Response;
 use http::header::{self, HeaderValue};
 
 pub use body::{Aborted, GateBody};
-pub(crate) use exchange::{Attempts, Exchange, Payload};
+pub(crate) use exchange::{Asked, Exchange, Payload};
 pub(crate) use guard::RequestGuard;
 pub(crate) use head::X_IOP_ATTEMPTS;
 
@@ -30,10 +30,10 @@ use exchange::{Answer, Ended, outcome_of_status};
 pub(crate) async fn serve(exchange: Exchange) -> Response<GateBody> {
     let gate = &exchange.app.settings.gate;
     let interval = gate.keepalive_interval;
-    let Some(open_after) = gate.keepalive_open_after.filter(|_| exchange.stream) else {
+    let Some(open_after) = gate.keepalive_open_after.filter(|_| exchange.is_stream()) else {
         return answer(exchange.run().await, interval);
     };
-    let attempts = exchange.attempts.clone();
+    let attempts = exchange.attempts();
     let mut running = Box::pin(exchange.run());
     tokio::select! {
         biased;

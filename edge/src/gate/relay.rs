@@ -294,6 +294,10 @@ impl Relay {
             self.failed_in_band |= kind == TerminalKind::Failed;
             return Fate::Stop(kind);
         }
+        if facts.error && self.dialect != Dialect::Responses {
+            // The provider's own error is the one typed error (G56); a Responses stream goes on to its `response.failed`.
+            return Fate::Stop(TerminalKind::Failed);
+        }
         if facts.usage_only && self.hide_usage && !self.inside_event {
             Fate::Drop
         } else {

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::{Method, Request, Response};
+use http::header::{self, HeaderName, HeaderValue};
+use http::{Method, Request, Response, request};
 use http_body::Body;
+use http_body_util::BodyExt;
 use iop_shared::execution::Endpoint;
-use iop_shared::ids::{ProviderKey, RunId};
-use iop_shared::openai::{multipart, request};
+use iop_shared::ids::RunId;
+use iop_shared::openai::multipart;
+use iop_shared::openai::request::{RequestError, inspect};
 use iop_shared::wire::headers::client_to_provider;
 
 use super::auth::Caller;
@@ -21,12 +23,15 @@ use super::request_id::RequestId;
 use super::server::ConnHandle;
 use crate::app::{App, ResponseHome};
 use crate::error::{ApiError, ErrorKind};
-use crate::gate::{self, Attempts, Exchange, GateBody, Payload, RequestGuard, X_IOP_ATTEMPTS};
+use crate::gate::{self, Asked, Exchange, GateBody, Payload, RequestGuard, X_IOP_ATTEMPTS};
 use crate::metrics::EndpointLabel;
 use crate::pool::Model;
+use crate::tasks;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const DRAIN_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How long the rest of a refused upload is read and thrown away.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// Answers one `/v1` request whose path belongs to `endpoint`. `path` is what follows `/v1/`, with its query.
 pub(crate) async fn handle<B>(
@@ -36,16 +41,37 @@ pub(crate) async fn handle<B>(
     request: Request<B>,
 ) -> Response<GateBody>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    let guard = RequestGuard::new(app.metrics.clone(), EndpointLabel::from(endpoint), Instant::now());
-    match admit(&app, endpoint, &id, request).await {
+    let mut guard = RequestGuard::new(app.metrics.clone(), EndpointLabel::from(endpoint), Instant::now());
+    let (parts, mut body) = request.into_parts();
+    let waits_for_a_word = parts.headers.contains_key(header::EXPECT);
+    match admit(&app, endpoint, &id, parts, &mut body).await {
         Ok(admitted) => {
-            let exchange = admitted.into_exchange(app, endpoint, guard);
-            gate::serve(exchange).await
+            guard.hold((admitted.concurrency, admitted.body));
+            gate::serve(Exchange::new(app, admitted.asked, guard)).await
         }
-        Err(error) => refuse(error, guard),
+        Err(error) => {
+            if !waits_for_a_word {
+                linger(body);
+            }
+            refuse(error, guard)
+        }
     }
+}
+
+/// A client that is still uploading reads its refusal only if its bytes are taken meanwhile; else the kernel resets the
+/// connection and the refusal with it. Bounded in time, and by the connection's own end.
+fn linger<B>(mut body: B)
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+{
+    if body.is_end_stream() {
+        return;
+    }
+    tasks::spawn(tasks::Kind::Session, "linger", async move {
+        let _ = tokio::time::timeout(LINGER, async { while let Some(Ok(_)) = body.frame().await {} }).await;
+    });
 }
 
 fn refuse(error: ApiError, guard: RequestGuard) -> Response<GateBody> {
@@ -59,49 +85,19 @@ fn refuse(error: ApiError, guard: RequestGuard) -> Response<GateBody> {
     response
 }
 
-/// A request that may go to a provider.
+/// A request that may go to a provider, and what it holds until it has ended.
 struct Admitted {
-    method: Method,
-    path: Option<String>,
-    model: Arc<Model>,
-    pinned: Option<(ProviderKey, Arc<str>)>,
-    headers: HeaderMap,
-    accept_encoding: Option<HeaderValue>,
-    payload: Payload,
-    stream: bool,
-    wants_usage: bool,
-    conn: Option<ConnHandle>,
-    held: (super::auth::ConcurrencyGuard, Option<Reservation>),
-}
-
-impl Admitted {
-    fn into_exchange(self, app: Arc<App>, endpoint: Endpoint, mut guard: RequestGuard) -> Exchange {
-        guard.hold(self.held);
-        Exchange {
-            app,
-            endpoint,
-            method: self.method,
-            path: self.path,
-            model: self.model,
-            pinned: self.pinned,
-            headers: self.headers,
-            accept_encoding: self.accept_encoding,
-            payload: self.payload,
-            stream: self.stream,
-            wants_usage: self.wants_usage,
-            run_id: RunId(uuid::Uuid::now_v7()),
-            conn: self.conn,
-            guard,
-            attempts: Attempts::default(),
-        }
-    }
+    asked: Box<Asked>,
+    concurrency: super::auth::ConcurrencyGuard,
+    body: Option<Reservation>,
 }
 
 async fn admit<B>(
     app: &App,
     endpoint: Endpoint,
     id: &RequestId,
-    request: Request<B>,
+    mut parts: request::Parts,
+    body: &mut B,
 ) -> Result<Admitted, ApiError>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -112,7 +108,6 @@ where
                 .with_retry_after(DRAIN_RETRY_AFTER),
         );
     }
-    let (mut parts, body) = request.into_parts();
     let caller = app.keys.authenticate(&parts.headers)?;
     caller.require(super::auth::Role::Inference)?;
     let concurrency = caller.begin()?;
@@ -162,7 +157,7 @@ where
             state_of: None,
         }
     } else {
-        let facts = request::inspect(&bytes).map_err(invalid)?;
+        let facts = inspect(&bytes).map_err(invalid)?;
         Routed {
             model: Some(facts.model().to_owned()),
             stream: facts.stream(),
@@ -181,7 +176,8 @@ where
     let mut headers = parts.headers;
     client_to_provider(&mut headers);
     headers.insert(X_REQUEST_ID, id.header());
-    Ok(Admitted {
+    let asked = Box::new(Asked {
+        endpoint,
         method: parts.method,
         path,
         model,
@@ -191,8 +187,13 @@ where
         payload: routed.payload,
         stream: routed.stream,
         wants_usage: routed.wants_usage,
+        run_id: RunId(uuid::Uuid::now_v7()),
         conn,
-        held: (concurrency, reservation),
+    });
+    Ok(Admitted {
+        asked,
+        concurrency,
+        body: reservation,
     })
 }
 
@@ -214,7 +215,7 @@ fn passive(bytes: Bytes) -> Payload {
     }
 }
 
-fn invalid(error: request::RequestError) -> ApiError {
+fn invalid(error: RequestError) -> ApiError {
     let e = ApiError::new(ErrorKind::InvalidRequest, error.message);
     match error.param {
         Some(param) => e.with_param(param),

@@ -122,9 +122,8 @@ impl HttpProvider {
         let (mut parts, body) = answer.into_parts();
         parts.extensions.clear();
         let coding = match head::from_provider(&mut parts.headers, accept_encoding.as_ref()) {
-            Plan::Pass => None,
+            Plan::Pass | Plan::Unreadable => None,
             Plan::Decode(coding) => Some(coding),
-            Plan::Refuse => return Err(cut("the provider's answer has an encoding that nobody asked for")),
         };
         if !head::fits(&parts.headers) {
             return Err(cut("the provider's header list is larger than 128 KiB"));

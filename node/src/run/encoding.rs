@@ -18,8 +18,8 @@ pub(crate) enum Coding {
 pub(crate) enum Plan {
     Pass,
     Decode(Coding),
-    /// Neither the client nor the node can read it.
-    Refuse,
+    /// Neither the client nor the node can read it; it travels as it is and the edge refuses it.
+    Unreadable,
 }
 
 /// Whether a head announces server-sent events.
@@ -47,13 +47,13 @@ pub(crate) fn plan(headers: &HeaderMap, accept: Option<&HeaderValue>) -> Plan {
     };
     if names.next().is_some() {
         // Codings on top of each other: nobody sends them, nothing here undoes them.
-        return Plan::Refuse;
+        return Plan::Unreadable;
     }
     // Events are read on the way, so they must be plain whatever the client could decode.
     if !is_event_stream(headers) && accepts(accept, name) {
         return Plan::Pass;
     }
-    coding(name).map_or(Plan::Refuse, Plan::Decode)
+    coding(name).map_or(Plan::Unreadable, Plan::Decode)
 }
 
 fn coding(name: &str) -> Option<Coding> {
@@ -124,7 +124,7 @@ mod tests {
             (SSE, Some("deflate"), None, Plan::Decode(Coding::Deflate)),
             (SSE, Some("br"), Some("br"), Plan::Decode(Coding::Brotli)),
             (SSE, Some("zstd"), None, Plan::Decode(Coding::Zstd)),
-            (SSE, Some("snappy"), Some("snappy"), Plan::Refuse),
+            (SSE, Some("snappy"), Some("snappy"), Plan::Unreadable),
             (JSON, Some("gzip"), Some("gzip, deflate, br"), Plan::Pass),
             (JSON, Some("gzip"), Some("br"), Plan::Decode(Coding::Gzip)),
             (
@@ -137,8 +137,8 @@ mod tests {
             (JSON, Some("gzip"), Some("*;q=0"), Plan::Decode(Coding::Gzip)),
             (JSON, Some("gzip"), None, Plan::Decode(Coding::Gzip)),
             (JSON, Some("snappy"), Some("snappy"), Plan::Pass),
-            (JSON, Some("snappy"), Some("gzip"), Plan::Refuse),
-            (JSON, Some("gzip, br"), Some("gzip"), Plan::Refuse),
+            (JSON, Some("snappy"), Some("gzip"), Plan::Unreadable),
+            (JSON, Some("gzip, br"), Some("gzip"), Plan::Unreadable),
         ] {
             let accept = accept.map(HeaderValue::from_static);
             assert_eq!(

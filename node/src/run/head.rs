@@ -40,7 +40,7 @@ pub(crate) fn from_provider(map: &mut HeaderMap, accept_encoding: Option<&Header
         Plan::Decode(_) => {
             map.remove(CONTENT_ENCODING);
         }
-        Plan::Refuse => {}
+        Plan::Unreadable => {}
     }
     map.insert(headers::ORIGIN, headers::ORIGIN_PROVIDER);
     plan

@@ -202,3 +202,15 @@ proptest! {
         let _ = r.finish(true);
     }
 }
+
+#[test]
+fn a_providers_own_error_after_commit_is_the_end_of_a_chat_stream() {
+    let mut r = chat();
+    let error = r#"data: {"error":{"message":"m"}}"#;
+    assert_eq!(
+        feed(&mut r, &bytes(&[TEXT, error, TEXT])),
+        Step::End(TerminalKind::Failed)
+    );
+    assert_eq!(out(&mut r), bytes(&[TEXT, error]));
+    assert!(r.failed_in_band());
+}
