@@ -5,15 +5,20 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Once;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Response};
+use http::{HeaderMap, Method, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
-use parking_lot::Mutex;
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::{self, connect::HttpConnector};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tower::Service;
 
 use crate::service::BoxError;
 
@@ -21,7 +26,7 @@ use crate::service::BoxError;
 const POOL_IDLE: Duration = Duration::from_secs(4);
 
 /// What a provider answers with.
-pub(crate) type ClientBody = reqwest::Body;
+pub(crate) type ClientBody = Incoming;
 
 /// Why a call has no head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +48,7 @@ pub(crate) struct ClientError {
 }
 
 impl ClientError {
-    fn new(error: &reqwest::Error) -> Self {
+    fn new(error: &legacy::Error) -> Self {
         let mut root: &dyn StdError = error;
         let mut upload = false;
         while let Some(next) = root.source() {
@@ -57,57 +62,60 @@ impl ClientError {
         } else {
             ClientErrorKind::Cut
         };
-        // The outermost error names the URL, the innermost one the cause.
-        let text = if root.is::<reqwest::Error>() {
-            String::from("request failed")
-        } else {
-            root.to_string()
-        };
-        Self { kind, text }
+        // The innermost error names the cause.
+        Self {
+            kind,
+            text: root.to_string(),
+        }
     }
 }
 
-/// An address of a provider, parsed once.
+/// An address of a provider, parsed once. A path is taken literally: nothing in it is resolved.
 #[derive(Debug, Clone)]
-pub(crate) struct Target(reqwest::Url);
+pub(crate) struct Target(Uri);
 
 impl Target {
     pub(crate) fn parse(url: &str) -> Option<Self> {
-        let url = reqwest::Url::parse(url).ok()?;
-        (matches!(url.scheme(), "http" | "https") && url.has_host()).then_some(Self(url))
-    }
-
-    /// `base` and a path below it, taken literally: a URL parser would resolve `%2e%2e` and leave `base`.
-    pub(crate) fn parse_exactly(base: &str, path: &str) -> Option<Self> {
-        let target = Self::parse(&format!("{base}/{path}"))?;
-        target
-            .0
-            .as_str()
-            .strip_suffix(path)?
-            .ends_with('/')
-            .then_some(target)
+        let url = Uri::try_from(url).ok()?;
+        let fits =
+            matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|h| !h.is_empty());
+        fits.then_some(Self(url))
     }
 }
 
+type Connector = Bounded<HttpsConnector<HttpConnector>>;
+
 /// The client of one provider, with its own pool.
 #[derive(Debug, Clone)]
-pub(crate) struct Client(reqwest::Client);
+pub(crate) struct Client(legacy::Client<Connector, SendBody>);
 
 impl Client {
-    /// # Errors
-    /// When TLS cannot be set up, such as without any root certificate.
-    pub(crate) fn new(connect_timeout: Duration) -> Result<Self, BoxError> {
+    /// `connect_timeout` covers name, TCP and TLS together.
+    pub(crate) fn new(connect_timeout: Duration) -> Self {
         install_crypto();
-        let client = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .referer(false)
-            .no_proxy()
-            .tcp_nodelay(true)
-            .connect_timeout(connect_timeout)
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        let tls = match HttpsConnectorBuilder::new().with_native_roots() {
+            Ok(tls) => tls,
+            Err(error) => {
+                // Plain HTTP needs none; an https:// provider will say so itself.
+                tracing::warn!(%error, "no root certificates on this machine: https:// providers cannot be verified");
+                let none =
+                    rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
+                HttpsConnectorBuilder::new().with_tls_config(none.with_no_client_auth())
+            }
+        };
+        let connector = Bounded {
+            inner: tls.https_or_http().enable_http1().wrap_connector(tcp),
+            bound: connect_timeout,
+        };
+        let client = legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
             .pool_idle_timeout(POOL_IDLE)
-            .build()?;
-        Ok(Self(client))
+            .build(connector);
+        Self(client)
     }
 
     /// Sends one request and resolves at the response's head. Dropping the future or the body closes the connection.
@@ -118,15 +126,44 @@ impl Client {
         headers: HeaderMap,
         body: SendBody,
     ) -> Result<Response<ClientBody>, ClientError> {
-        let mut request = reqwest::Request::new(method, to.0);
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = to.0;
         *request.headers_mut() = headers;
-        if !body.is_end_stream() {
-            *request.body_mut() = Some(reqwest::Body::wrap(body));
-        }
-        match self.0.execute(request).await {
-            Ok(response) => Ok(response.into()),
-            Err(e) => Err(ClientError::new(&e)),
-        }
+        self.0.request(request).await.map_err(|e| ClientError::new(&e))
+    }
+}
+
+/// A connector that takes no longer than its bound, handshakes included.
+#[derive(Debug, Clone)]
+struct Bounded<C> {
+    inner: C,
+    bound: Duration,
+}
+
+impl<C> Service<Uri> for Bounded<C>
+where
+    C: Service<Uri>,
+    C::Future: Send + 'static,
+    C::Response: 'static,
+    C::Error: Into<BoxError>,
+{
+    type Response = C::Response;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<C::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let (connecting, bound) = (self.inner.call(to), self.bound);
+        Box::pin(async move {
+            match tokio::time::timeout(bound, connecting).await {
+                Ok(connected) => connected.map_err(Into::into),
+                Err(_) => Err("no connection within connect_timeout".into()),
+            }
+        })
     }
 }
 
@@ -151,8 +188,8 @@ impl StdError for UploadFailed {}
 
 type AnyBody = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
 
-/// A request body of any kind. The mutex is never contended: it makes the body `Sync`, which the client asks for.
-pub(crate) struct SendBody(Option<Mutex<AnyBody>>);
+/// A request body of any kind.
+pub(crate) struct SendBody(Option<AnyBody>);
 
 impl SendBody {
     pub(crate) fn empty() -> Self {
@@ -167,7 +204,7 @@ impl SendBody {
         if body.is_end_stream() {
             Self::empty()
         } else {
-            Self(Some(Mutex::new(Box::pin(Boxed(body)))))
+            Self(Some(Box::pin(Boxed(body))))
         }
     }
 }
@@ -181,19 +218,19 @@ impl Body for SendBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut self.0 {
-            Some(body) => body.get_mut().as_mut().poll_frame(cx),
+            Some(body) => body.as_mut().poll_frame(cx),
             None => Poll::Ready(None),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(|b| b.lock().is_end_stream())
+        self.0.as_ref().is_none_or(|b| b.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
         self.0
             .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), |b| b.lock().size_hint())
+            .map_or_else(|| SizeHint::with_exact(0), |b| b.size_hint())
     }
 }
 

@@ -83,7 +83,7 @@ pub(crate) struct Ask {
 
 /// How a provider is reached.
 pub(crate) enum Backend {
-    Http(openai::HttpProvider),
+    Http(Box<openai::HttpProvider>),
     Scripted(scripted::Scripted),
 }
 

@@ -91,7 +91,7 @@ impl HttpProvider {
             value.set_sensitive(true);
             own.push((name, value));
         }
-        let client = Client::new(config.connect_timeout.0).map_err(|e| e.to_string())?;
+        let client = Client::new(config.connect_timeout.0);
         Ok(Self {
             client,
             base,
@@ -137,7 +137,7 @@ impl HttpProvider {
     fn address(&self, endpoint: Endpoint, path: Option<&str>) -> Result<Target, NodeError> {
         match path {
             None => self.endpoints.get(endpoint.index()).cloned(),
-            Some(path) => Target::parse_exactly(&self.base, path),
+            Some(path) => Target::parse(&format!("{}/{path}", self.base)),
         }
         .ok_or_else(|| {
             NodeError::new(

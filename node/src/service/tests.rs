@@ -124,7 +124,6 @@ async fn every_refusal_and_failure_has_its_own_code() {
         ("eof", tunnel("p", "cut-before-head", "{}"), "provider_cut"),
         ("reset", tunnel("p", "reset-before-head", "{}"), "provider_cut"),
         ("no http", tunnel("p", "no-http", "{}"), "provider_cut"),
-        ("encoding", tunnel("p", "snappy", "{}"), "provider_cut"),
         ("head", tunnel("p", "big-head", "{}"), "provider_cut"),
     ] {
         let answer = whole(node.handle(ask).await).await;

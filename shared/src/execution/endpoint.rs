@@ -35,7 +35,7 @@ impl Endpoint {
     ///
     /// `responses/...` is the stored-response surface (G2); `images/...` and `audio/...` take one more segment.
     pub fn of_path(path: &str) -> Option<Self> {
-        let one_segment = |rest: &str| !rest.is_empty() && !rest.contains('/');
+        let one_segment = |rest: &str| is_name(rest) && !rest.contains('/');
         for e in [
             Endpoint::Chat,
             Endpoint::Responses,
@@ -56,8 +56,14 @@ impl Endpoint {
         }
         let rest = path.strip_prefix("responses/")?;
         let (id, verb) = rest.split_once('/').unwrap_or((rest, ""));
-        (!id.is_empty() && matches!(verb, "" | "cancel" | "input_items")).then_some(Endpoint::Responses)
+        (is_name(id) && matches!(verb, "" | "cancel" | "input_items")).then_some(Endpoint::Responses)
     }
+}
+
+/// A segment that names something: a server may resolve `..`, encoded or not, and leave the path that was meant.
+fn is_name(segment: &str) -> bool {
+    let decoded: Vec<u8> = percent_encoding::percent_decode_str(segment).collect();
+    !decoded.is_empty() && decoded.iter().any(|b| !matches!(b, b'.' | b'/' | b'\\'))
 }
 
 #[cfg(test)]
@@ -79,6 +85,9 @@ mod tests {
             "responses/",
             "responses/a/b",
             "responses/a/cancel/x",
+            "responses/..",
+            "responses/%2e%2E/cancel",
+            "audio/%2e%2e",
             "images",
             "audio/a/b",
             "images/",
