@@ -217,16 +217,15 @@ impl Inner {
 
 fn slot(settings: &ProviderSettings) -> Result<Arc<Slot>, NodeBuildError> {
     let config = &settings.config;
-    let backend =
-        match config.adapter {
-            Adapter::Openai | Adapter::Ollama => openai::HttpProvider::new(settings)
-                .map(Backend::Http)
-                .map_err(|reason| NodeBuildError::Provider {
-                    provider: config.id.clone(),
-                    reason,
-                })?,
-            Adapter::Scripted => Backend::Scripted(Scripted::new(config)),
-        };
+    let backend = match config.adapter {
+        Adapter::Openai | Adapter::Ollama => openai::HttpProvider::new(settings)
+            .map(|p| Backend::Http(Box::new(p)))
+            .map_err(|reason| NodeBuildError::Provider {
+                provider: config.id.clone(),
+                reason,
+            })?,
+        Adapter::Scripted => Backend::Scripted(Scripted::new(config)),
+    };
     Ok(Arc::new(Slot::new(settings, backend)))
 }
 
