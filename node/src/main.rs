@@ -83,8 +83,7 @@ fn log(telemetry: &TelemetryConfig) -> anyhow::Result<()> {
 
 fn serve(settings: Settings, edges: Vec<PreparedEdge>) -> anyhow::Result<()> {
     log(&settings.telemetry)?;
-    // One worker per CPU is the default of the runtime.
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tasks::runtime()?;
     let served = runtime.block_on(run(settings, edges));
     // Whatever is left has had its time.
     runtime.shutdown_background();

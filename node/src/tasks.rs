@@ -53,3 +53,17 @@ impl Drop for AbortOnDrop {
         self.0.abort();
     }
 }
+
+/// The process's runtime: one worker per CPU it may use; with one CPU no second thread takes turns with the first.
+///
+/// # Errors
+/// When the system gives no thread or no event queue.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+    let mut builder = if alone {
+        tokio::runtime::Builder::new_current_thread()
+    } else {
+        tokio::runtime::Builder::new_multi_thread()
+    };
+    builder.enable_all().build()
+}

@@ -40,7 +40,7 @@ pub(super) fn run(config: Option<&Path>) -> ExitCode {
         if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
             tracing::warn!(%error, "cannot raise the limit of open files");
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let runtime = iop_node::tasks::runtime()?;
         let served = runtime.block_on(serve(settings, is_demo));
         runtime.shutdown_timeout(LAST_MOMENT);
         served

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderValue};
-use http::{Method, Request, StatusCode};
+use http::{Method, StatusCode};
 use iop_shared::execution::{AttemptResult, Endpoint, FailureCode, Outcome};
 use iop_shared::ids::{AttemptId, ProviderKey, RunId};
 use iop_shared::openai::event::Dialect;
@@ -244,10 +244,11 @@ impl Exchange {
     }
 
     async fn dispatch(&self, lease: &Lease) -> Result<(head::Head, Source), Failure> {
-        let request = self.request(lease);
+        let (head, body) = self.tunnel(lease);
+        let headers = self.asked.headers.clone();
         let response = lease
             .session()
-            .call(request)
+            .tunnel(head, headers, body)
             .await
             .map_err(|_| Failure::node_lost())?;
         let (parts, body) = response.into_parts();
@@ -265,31 +266,26 @@ impl Exchange {
         }
     }
 
-    fn request(&self, lease: &Lease) -> Request<SplicedBody> {
-        let target = lease.target();
-        let body = match &self.asked.payload {
-            Payload::Json { body, facts } => splice(body, facts, target, self.asked.injects_usage()),
+    fn tunnel(&self, lease: &Lease) -> (TunnelHead, SplicedBody) {
+        let (asked, target) = (&*self.asked, lease.target());
+        let body = match &asked.payload {
+            Payload::Json { body, facts } => splice(body, facts, target, asked.injects_usage()),
             Payload::Multipart { body, facts } => multipart::splice(body, facts, target),
             Payload::Opaque(body) => SplicedBody::whole(body.clone()),
             Payload::Empty => SplicedBody::whole(Bytes::new()),
         };
-        let mut request = Request::new(body);
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = TunnelHead::uri(self.asked.endpoint);
-        *request.headers_mut() = self.asked.headers.clone();
-        TunnelHead {
-            endpoint: self.asked.endpoint,
-            run_id: self.asked.run_id,
+        let head = TunnelHead {
+            endpoint: asked.endpoint,
+            run_id: asked.run_id,
             attempt_id: AttemptId(uuid::Uuid::now_v7()),
             provider: lease.provider_id().clone(),
             target: target.to_string(),
             response_stall_timeout_ms: i64::try_from(lease.stall_timeout().as_millis()).unwrap_or(i64::MAX),
-            method: self.asked.method.clone(),
-            path: self.asked.path.clone(),
-            accept_encoding: self.asked.accept_encoding.clone(),
-        }
-        .write(request.headers_mut());
-        request
+            method: asked.method.clone(),
+            path: asked.path.clone(),
+            accept_encoding: asked.accept_encoding.clone(),
+        };
+        (head, body)
     }
 
     async fn read(&mut self, head: head::Head, mut attempt: Attempt) -> Result<Answer, Failure> {

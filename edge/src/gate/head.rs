@@ -27,8 +27,9 @@ impl Head {
             .get(wire::CONTENT_LENGTH)
             .and_then(|v| v.to_str().ok())
             .and_then(|v| v.parse().ok());
-        wire::provider_to_client(&mut headers);
-        headers.remove(header::CONTENT_LENGTH);
+        // The node has removed what may not reach a client; these two are its own.
+        headers.remove(wire::ORIGIN);
+        headers.remove(wire::CONTENT_LENGTH);
         Self {
             status: parts.status,
             headers,

@@ -7,10 +7,11 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use http::uri::{Authority, Scheme};
-use http::{Request, Response, Uri};
+use http::{HeaderMap, Method, Request, Response, Uri};
 use hyper::client::conn::http2::SendRequest;
 use iop_shared::ids::{ConnectionGeneration, NodeId};
 use iop_shared::openai::request::SplicedBody;
+use iop_shared::wire::tunnel::TunnelHead;
 use tokio_util::sync::CancellationToken;
 
 use super::body::NodeBody;
@@ -84,6 +85,29 @@ impl Session {
                     Err(LinkError::Lost)
                 }
             },
+        }
+    }
+
+    /// Sends one attempt. Dropping the future, or later the body, cancels it at the node.
+    ///
+    /// # Errors
+    /// `Lost` when no answer can come any more.
+    pub async fn tunnel(
+        &self,
+        head: TunnelHead,
+        headers: HeaderMap,
+        body: SplicedBody,
+    ) -> Result<Response<NodeBody>, LinkError> {
+        match &self.way {
+            Way::Embedded(node) => Ok(node.tunnel(head, headers, body).await.map(NodeBody::from)),
+            Way::Link(_) => {
+                let mut request = Request::new(body);
+                *request.method_mut() = Method::POST;
+                *request.uri_mut() = TunnelHead::uri(head.endpoint);
+                *request.headers_mut() = headers;
+                head.write(request.headers_mut());
+                self.call(request).await
+            }
         }
     }
 

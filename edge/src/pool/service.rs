@@ -1,10 +1,11 @@
 //! The pool's shell: one lock around table and queue; decisions inside, wake-ups outside.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use foldhash::HashMap;
 use iop_shared::execution::{Endpoint, ProviderHealth};
 use iop_shared::ids::{ConnectionGeneration, NodeId, ProviderKey};
 use iop_shared::wire::session::{Advertisement, ProviderLoad};

@@ -3,9 +3,10 @@
 //! Keyed by generation: what an old connection says or releases never touches the new one. `S` is what the shell keeps
 //! with a provider.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use foldhash::{HashMap, HashMapExt};
 use iop_shared::execution::Endpoint;
 use iop_shared::ids::{ConnectionGeneration, ProviderKey};
 

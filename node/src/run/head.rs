@@ -15,9 +15,8 @@ pub(crate) fn fits(map: &HeaderMap) -> bool {
     list_bytes(map) <= h2::MAX_HEADER_LIST as usize
 }
 
-/// Turns the client's headers into the provider's: what may not travel goes, the provider's own settings win.
+/// Turns the client's headers, cleared of what may not travel, into the provider's: its own settings win.
 pub(crate) fn towards_provider(map: &mut HeaderMap, own: &[(HeaderName, HeaderValue)]) {
-    headers::client_to_provider(map);
     for (name, value) in own {
         map.insert(name.clone(), value.clone());
     }

@@ -19,10 +19,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body;
 use iop_shared::ids::{NodeId, ProviderId};
 use iop_shared::wire::session::{Advertisement, ProviderLoad};
+use iop_shared::wire::tunnel::TunnelHead;
 use iop_shared::wire::{COMMAND_PREFIX, DRAIN_PATH, SESSION_PATH, TUNNEL_PREFIX};
 use tokio::sync::watch;
 
@@ -163,6 +164,16 @@ impl Node {
         B::Error: Into<BoxError>,
     {
         self.handle_in(&self.scope, request).await
+    }
+
+    /// One attempt for the edge in the same process, its head and headers as values; the headers have gone through
+    /// `client_to_provider`. Dropping the future, or later the body, cancels all of it.
+    pub async fn tunnel<B>(&self, head: TunnelHead, headers: HeaderMap, body: B) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<BoxError>,
+    {
+        tunnel::run(&self.inner, &self.scope, head, headers, body).await
     }
 
     /// The same for one link.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Response, request};
+use http::{HeaderMap, Response, request};
 use http_body::Body;
 use iop_shared::execution::FailureCode;
 use iop_shared::execution::liveness::resolve_stall_timeout_ms;
@@ -22,6 +22,7 @@ use crate::providers::registry::Permit;
 use crate::run::head;
 use crate::run::task::{RunBody, RunGuard};
 
+/// From the link: the head stands in the request's own path and headers.
 pub(super) async fn handle<B>(
     node: &Inner,
     scope: &Scope,
@@ -32,21 +33,45 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let (guard, ask) = match admit(node, scope, &mut parts, body) {
-        Ok(admitted) => admitted,
-        Err(error) => {
-            node.metrics.refusals.at((error.code,)).inc();
-            return failed(error);
+    match TunnelHead::take(parts.uri.path(), &mut parts.headers) {
+        Ok(head) => {
+            // An edge strips what may not travel; a node does not take its word for it.
+            headers::client_to_provider(&mut parts.headers);
+            run(node, scope, head, parts.headers, body).await
         }
-    };
-    dispatch(guard, ask).await
+        Err(e) => refused(node, NodeError::new(FailureCode::InvalidRequest, e.to_string())),
+    }
+}
+
+/// One attempt, its head already read.
+pub(super) async fn run<B>(
+    node: &Inner,
+    scope: &Scope,
+    head: TunnelHead,
+    headers: HeaderMap,
+    body: B,
+) -> Response<ResponseBody>
+where
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    match admit(node, scope, head, headers, body) {
+        Ok((guard, ask)) => dispatch(guard, ask).await,
+        Err(error) => refused(node, error),
+    }
+}
+
+fn refused(node: &Inner, error: NodeError) -> Response<ResponseBody> {
+    node.metrics.refusals.at((error.code,)).inc();
+    failed(error)
 }
 
 /// Everything that is decided before a provider is called.
 fn admit<B>(
     node: &Inner,
     scope: &Scope,
-    parts: &mut request::Parts,
+    tunnel: TunnelHead,
+    headers: HeaderMap,
     body: B,
 ) -> Result<(RunGuard, Ask), NodeError>
 where
@@ -54,13 +79,11 @@ where
     B::Error: Into<BoxError>,
 {
     let invalid = |text: String| NodeError::new(FailureCode::InvalidRequest, text);
-    if !head::fits(&parts.headers) {
+    if !head::fits(&headers) {
         return Err(invalid(String::from(
             "the request's header list is larger than 128 KiB",
         )));
     }
-    let tunnel =
-        TunnelHead::take(parts.uri.path(), &mut parts.headers).map_err(|e| invalid(e.to_string()))?;
     resolve_stall_timeout_ms(tunnel.response_stall_timeout_ms).map_err(|e| invalid(e.to_string()))?;
     let slot = node.registry.find(&tunnel.provider)?;
     slot.check(tunnel.endpoint, &tunnel.target)?;
@@ -75,7 +98,7 @@ where
         method: tunnel.method,
         path: tunnel.path,
         target: tunnel.target,
-        headers: std::mem::take(&mut parts.headers),
+        headers,
         accept_encoding: tunnel.accept_encoding,
         body: SendBody::new(body),
     };

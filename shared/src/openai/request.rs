@@ -243,12 +243,61 @@ fn stream_options(raw: &[u8], offset: usize) -> Result<StreamOptions, RequestErr
 }
 
 /// Walks one level of JSON; skips values without looking into them.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     body: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
+    /// At a byte of a text.
+    pub(super) fn at(body: &'a [u8], at: usize) -> Self {
+        Self { body, at }
+    }
+
+    /// The members of the object that starts here, each key's text with its value's bytes; `None`: it is no object.
+    pub(super) fn object(mut self, mut visit: impl FnMut(&str, &'a [u8])) -> Option<()> {
+        self.blanks();
+        if self.peek() != Some(b'{') {
+            return None;
+        }
+        self.at += 1;
+        self.members(|key, span, body| {
+            visit(key, &body[span]);
+            Ok(())
+        })
+        .ok()
+    }
+
+    /// Behind a member's key: the value's bytes, if what follows them are only further members of an object that ends
+    /// with the text. So the member is one of the outermost object.
+    pub(super) fn last_level_value(mut self) -> Option<&'a [u8]> {
+        self.blanks();
+        if self.peek() != Some(b':') {
+            return None;
+        }
+        self.at += 1;
+        self.blanks();
+        let start = self.at;
+        self.skip().ok()?;
+        let value = &self.body[start..self.at];
+        self.blanks();
+        match self.peek()? {
+            b',' => {
+                self.at += 1;
+                self.blanks();
+                // An empty rest is no JSON: a comma wants a member.
+                if self.peek() == Some(b'}') {
+                    return None;
+                }
+                self.members(|_, _, _| Ok(())).ok()?;
+            }
+            b'}' => self.at += 1,
+            _ => return None,
+        }
+        self.blanks();
+        (self.at == self.body.len()).then_some(value)
+    }
+
     fn peek(&self) -> Option<u8> {
         self.body.get(self.at).copied()
     }

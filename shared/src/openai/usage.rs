@@ -2,9 +2,8 @@
 
 use memchr::memmem;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
-use super::members::read;
+use super::request::Reader;
 
 /// Tokens of one attempt (G14). All counts are tokens; absent in the provider's answer means 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,32 +19,20 @@ pub struct Usage {
 impl Usage {
     /// Reads a `usage` object of either shape, or of both at once; `None` when it counts nothing.
     pub fn from_json(object: &[u8]) -> Option<Self> {
-        let [prompt, input, completion, output, total] = read(
-            object,
-            [
-                "prompt_tokens",
-                "input_tokens",
-                "completion_tokens",
-                "output_tokens",
-                "total_tokens",
-            ],
-        )?
-        .map(tokens);
-        let details = read(
-            object,
-            [
-                "prompt_tokens_details",
-                "input_tokens_details",
-                "completion_tokens_details",
-                "output_tokens_details",
-            ],
-        )?;
-        let detail = |of: [Option<&RawValue>; 2], name| {
-            of.into_iter()
-                .flatten()
-                .find_map(|d| tokens(read(d.get().as_bytes(), [name])?[0]))
-                .unwrap_or(0)
-        };
+        let (mut prompt, mut input, mut completion, mut output, mut total) = (None, None, None, None, None);
+        let (mut cached, mut reasoning) = ([None; 2], [None; 2]);
+        Reader::at(object, 0).object(|key, value| match key {
+            "prompt_tokens" => prompt = tokens(value),
+            "input_tokens" => input = tokens(value),
+            "completion_tokens" => completion = tokens(value),
+            "output_tokens" => output = tokens(value),
+            "total_tokens" => total = tokens(value),
+            "prompt_tokens_details" => cached[0] = detail(value, "cached_tokens"),
+            "input_tokens_details" => cached[1] = detail(value, "cached_tokens"),
+            "completion_tokens_details" => reasoning[0] = detail(value, "reasoning_tokens"),
+            "output_tokens_details" => reasoning[1] = detail(value, "reasoning_tokens"),
+            _ => {}
+        })?;
         let (input, output) = (prompt.or(input), completion.or(output));
         if input.is_none() && output.is_none() && total.is_none() {
             return None;
@@ -53,34 +40,51 @@ impl Usage {
         Some(Self {
             input: input.or(total).unwrap_or(0),
             output: output.unwrap_or(0),
-            cached: detail([details[0], details[1]], "cached_tokens"),
-            reasoning: detail([details[2], details[3]], "reasoning_tokens"),
+            cached: cached[0].or(cached[1]).unwrap_or(0),
+            reasoning: reasoning[0].or(reasoning[1]).unwrap_or(0),
         })
     }
 }
 
 /// A count; an odd number is none.
-fn tokens(raw: Option<&RawValue>) -> Option<u64> {
-    raw?.get().parse().ok()
+fn tokens(value: &[u8]) -> Option<u64> {
+    std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-/// Bodies up to this size, in bytes, are read exactly; in larger ones the last `"usage"` member is taken.
-const EXACT: usize = 16 << 10;
+fn detail(object: &[u8], name: &str) -> Option<u64> {
+    let mut count = None;
+    Reader::at(object, 0).object(|key, value| {
+        if key == name {
+            count = tokens(value);
+        }
+    })?;
+    count
+}
+
+const MEMBER: &[u8] = b"\"usage\"";
+
+/// Bodies up to this size, in bytes, are walked where the quick way does not settle it.
+const WALKED: usize = 64 << 10;
 
 /// The usage of a whole (non-stream) answer: its top-level `usage`.
 ///
-/// A large body (embeddings, images) is not walked: inside a JSON string the quotes would be escaped, so the last
-/// `"usage"` is a member, and providers write it after the data.
+/// Providers write it last, so the quick way looks from the end: what follows the last `"usage"` and its value must be
+/// the rest of the outermost object. Else a small body is walked from its start; a large one counts nothing.
 pub fn usage_from_body(body: &[u8]) -> Option<Usage> {
-    let at = memmem::rfind(body, b"\"usage\"")?;
-    if body.len() <= EXACT {
-        return Usage::from_json(read(body, ["usage"])?[0]?.get().as_bytes());
+    let at = memmem::rfind(body, MEMBER)?;
+    if let Some(value) = Reader::at(body, at + MEMBER.len()).last_level_value() {
+        return Usage::from_json(value);
     }
-    let rest = body[at + b"\"usage\"".len()..]
-        .trim_ascii_start()
-        .strip_prefix(b":")?;
-    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
-    Usage::from_json(values.next()?.ok()?.get().as_bytes())
+    if body.len() > WALKED {
+        return None;
+    }
+    let mut usage = None;
+    Reader::at(body, 0).object(|key, value| {
+        if key == "usage" {
+            usage = Usage::from_json(value);
+        }
+    })?;
+    usage
 }
 
 #[cfg(test)]
@@ -112,6 +116,15 @@ mod tests {
         let small = br#"{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":7}"},"usage":{"prompt_tokens":8}}],"usage":{"prompt_tokens":9}}"#;
         assert_eq!(usage_from_body(small).unwrap().input, 9);
         assert_eq!(usage_from_body(br#"{"x":{"usage":{"prompt_tokens":8}}}"#), None);
+        // Another member of that name deeper down comes after it: the body is walked.
+        let after = br#"{"usage":{"prompt_tokens":9},"x":{"usage":{"prompt_tokens":8}}}"#;
+        assert_eq!(usage_from_body(after).unwrap().input, 9);
+        assert_eq!(
+            usage_from_body(br#"{"usage":{"prompt_tokens":9},"type":"usage"}"#)
+                .unwrap()
+                .input,
+            9
+        );
         let mut large = br#"{"data":[""#.to_vec();
         large.resize(40_000, b'A');
         large.extend_from_slice(br#""],"usage" : {"prompt_tokens":9,"total_tokens":9}}"#);

@@ -32,8 +32,9 @@ pub mod h2 {
 
     /// Edge: bounds memory per held run, in bytes.
     pub const EDGE_STREAM_WINDOW: u32 = 64 * 1024;
-    /// Edge: a permission, not an allocation, in bytes.
-    pub const EDGE_CONNECTION_WINDOW: u32 = 64 * 1024 * 1024;
+    /// Edge: a permission, not an allocation, in bytes. h2 charges small unread DATA frames against half of it and ends
+    /// the whole connection when that is spent: with 64 MiB, 64 unread runs of one-byte tokens were enough.
+    pub const EDGE_CONNECTION_WINDOW: u32 = 1024 * 1024 * 1024;
     /// Edge: cancelled runs remembered while their last frames arrive.
     pub const EDGE_CONCURRENT_RESET_STREAMS: usize = 4096;
     /// Node: upload window of one tunnel, in bytes.
