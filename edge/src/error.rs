@@ -13,6 +13,12 @@ use iop_shared::openai::errors::ErrorObject;
 /// Tells SDKs whether to retry, above their own rules.
 pub const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
+/// The field's status for a client that left before its answer.
+const CLIENT_CLOSED_REQUEST: StatusCode = match StatusCode::from_u16(499) {
+    Ok(status) => status,
+    Err(_) => StatusCode::BAD_REQUEST,
+};
+
 label_enum! {
     /// The closed list of the edge's own errors; the word is the `code`.
     pub enum ErrorKind {
@@ -35,6 +41,8 @@ label_enum! {
         ResponseStalled => "response_stalled",
         FirstContentTimeout => "first_content_timeout",
         InternalError => "internal_error",
+        /// Never seen by a client: it left while its body was due. Counted, and 499 in logs (G60).
+        ClientClosedRequest => "client_closed_request",
     }
 }
 
@@ -58,6 +66,7 @@ impl ErrorKind {
             | ErrorKind::NodeLost => StatusCode::BAD_GATEWAY,
             ErrorKind::ResponseStalled | ErrorKind::FirstContentTimeout => StatusCode::GATEWAY_TIMEOUT,
             ErrorKind::InternalError => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorKind::ClientClosedRequest => CLIENT_CLOSED_REQUEST,
         }
     }
 
@@ -70,7 +79,8 @@ impl ErrorKind {
             | ErrorKind::MethodNotAllowed
             | ErrorKind::UpgradeRequired
             | ErrorKind::InvalidRequest
-            | ErrorKind::RequestTooLarge => "invalid_request_error",
+            | ErrorKind::RequestTooLarge
+            | ErrorKind::ClientClosedRequest => "invalid_request_error",
             ErrorKind::PermissionDenied => "permission_error",
             ErrorKind::RateLimitExceeded => "rate_limit_error",
             ErrorKind::CapacityExhausted
@@ -108,6 +118,7 @@ impl ErrorKind {
             | ErrorKind::FirstContentTimeout => Outcome::ProviderError,
             ErrorKind::ResponseStalled => Outcome::ResponseStalled,
             ErrorKind::InternalError => Outcome::InternalError,
+            ErrorKind::ClientClosedRequest => Outcome::ClientCancelled,
         }
     }
 }

@@ -8,14 +8,16 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use iop_shared::execution::{AttemptResult, FailureCode, Outcome};
 use iop_shared::openai::event::{Dialect, TerminalKind};
+use iop_shared::openai::usage::usage_from_body;
 use tokio::time::Sleep;
 
 use super::closing;
-use super::exchange::{Answer, Attempt, Ended};
-use super::failure::Failure;
+use super::exchange::{Answer, Attempt, Ended, outcome_of_status};
+use super::failure::{Failure, result_of_status};
 use super::guard::RequestGuard;
 use super::relay::{Closing, Relay, Step};
 use super::source::Pulled;
@@ -55,8 +57,11 @@ impl From<Bytes> for GateBody {
 }
 
 impl GateBody {
-    /// A complete body; the request is settled when hyper takes it.
-    pub(crate) fn full(bytes: Bytes, guard: RequestGuard, outcome: Outcome) -> Self {
+    /// A complete body; the request is settled when hyper takes it, at once where there is nothing to take.
+    pub(crate) fn full(bytes: Bytes, mut guard: RequestGuard, outcome: Outcome) -> Self {
+        if bytes.is_empty() {
+            guard.settle(outcome);
+        }
         Self(Kind::Full {
             bytes,
             settle: Some((guard, outcome)),
@@ -79,16 +84,18 @@ impl GateBody {
         prefix: Bytes,
         attempt: Attempt,
         guard: RequestGuard,
-        outcome: Outcome,
+        status: StatusCode,
         length: Option<u64>,
     ) -> Self {
         Self(Kind::Long(Box::new(Long {
             prefix,
             attempt: Some(attempt),
             guard,
-            outcome,
+            outcome: outcome_of_status(status),
+            result: result_of_status(status),
             length,
             sent: 0,
+            tail: Vec::new(),
             broken: false,
         })))
     }
@@ -134,7 +141,8 @@ impl Body for GateBody {
         match &self.0 {
             Kind::Full { bytes, settle } => bytes.is_empty() && settle.is_none(),
             Kind::Live(live) => live.is_over(),
-            Kind::Long(_) | Kind::Opened(_) => false,
+            Kind::Long(long) => long.is_over(),
+            Kind::Opened(_) => false,
         }
     }
 
@@ -194,6 +202,7 @@ struct Live {
     guard: RequestGuard,
     dialect: Dialect,
     pace: Pace,
+    last_content: Instant,
     /// A synthesized last event.
     last_words: Option<Bytes>,
     aborted: bool,
@@ -206,6 +215,7 @@ impl Live {
             attempt: Some(attempt),
             guard,
             dialect,
+            last_content: pace.last,
             pace,
             last_words: None,
             aborted: false,
@@ -235,8 +245,8 @@ impl Live {
             match attempt.source.poll_pull(cx) {
                 Poll::Ready(Pulled::Data(chunk)) => {
                     let now = Instant::now();
-                    self.guard.token_gap(self.pace.last, now);
-                    self.pace.last = now;
+                    self.guard.token_gap(self.last_content, now);
+                    (self.last_content, self.pace.last) = (now, now);
                     if let Step::Fail(_) = self.relay.feed(&chunk) {
                         self.close(false, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
                     }
@@ -284,20 +294,7 @@ impl Live {
         } else {
             Outcome::Success
         });
-        loop {
-            match attempt.source.poll_pull(cx) {
-                Poll::Ready(Pulled::Data(_)) => {}
-                Poll::Ready(Pulled::Complete | Pulled::Failed(_) | Pulled::Lost) => return,
-                Poll::Pending => break,
-            }
-        }
-        tasks::spawn(tasks::Kind::Session, "drain_after_terminal", async move {
-            // Too long: dropping the attempt closes the provider's connection.
-            let _ = tokio::time::timeout(DRAIN, async {
-                while let Pulled::Data(_) = attempt.source.pull().await {}
-            })
-            .await;
-        });
+        let_end(attempt, cx);
     }
 
     /// The provider's part is over without a terminal event (G22, G56).
@@ -362,20 +359,31 @@ struct Long {
     attempt: Option<Attempt>,
     guard: RequestGuard,
     outcome: Outcome,
+    /// How the attempt is counted when all of it came.
+    result: AttemptResult,
     /// The provider's `content-length`.
     length: Option<u64>,
     sent: u64,
+    /// The last bytes that went by, where the usage stands.
+    tail: Vec<u8>,
     broken: bool,
 }
 
+/// Bytes of a long body's end that are kept to find its usage.
+const USAGE_TAIL: usize = 4 << 10;
+
 impl Long {
+    fn is_over(&self) -> bool {
+        self.attempt.is_none() && self.prefix.is_empty() && !self.broken
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Aborted>> {
         if self.broken {
             return Poll::Ready(Err(Aborted));
         }
         if !self.prefix.is_empty() {
             let piece = std::mem::take(&mut self.prefix);
-            return Poll::Ready(self.pass(piece));
+            return Poll::Ready(self.pass(piece, cx));
         }
         let Some(attempt) = self.attempt.as_mut() else {
             return Poll::Ready(Ok(None));
@@ -383,32 +391,72 @@ impl Long {
         let pulled = ready!(attempt.source.poll_pull(cx));
         let whole = self.length.is_none_or(|n| n == self.sent);
         Poll::Ready(match pulled {
-            Pulled::Data(piece) => self.pass(piece),
+            Pulled::Data(piece) => self.pass(piece, cx),
             Pulled::Complete if whole => {
-                self.attempt = None;
-                self.guard.settle(self.outcome);
+                self.complete(cx);
                 Ok(None)
             }
-            Pulled::Complete | Pulled::Failed(_) | Pulled::Lost => self.breaks(),
+            Pulled::Complete => self.breaks(AttemptResult::Cut),
+            Pulled::Failed(error) => self.breaks(Failure::of_node(&error).result()),
+            Pulled::Lost => self.breaks(AttemptResult::NodeLost),
         })
     }
 
-    /// More bytes than announced cannot be sent: the message is broken as much as with fewer.
-    fn pass(&mut self, piece: Bytes) -> Result<Option<Bytes>, Aborted> {
+    /// More bytes than announced cannot be sent: the message is broken as much as with fewer. With the last announced
+    /// byte the answer is complete: hyper asks for nothing after it.
+    fn pass(&mut self, piece: Bytes, cx: &mut Context<'_>) -> Result<Option<Bytes>, Aborted> {
         self.sent += piece.len() as u64;
         if self.length.is_some_and(|n| self.sent > n) {
-            self.breaks()
-        } else {
-            Ok(Some(piece))
+            return self.breaks(AttemptResult::Cut);
         }
+        let kept = piece.len().min(USAGE_TAIL);
+        self.tail
+            .drain(..(self.tail.len() + kept).saturating_sub(USAGE_TAIL));
+        self.tail.extend_from_slice(&piece[piece.len() - kept..]);
+        if self.length == Some(self.sent) {
+            self.complete(cx);
+        }
+        Ok(Some(piece))
     }
 
-    fn breaks(&mut self) -> Result<Option<Bytes>, Aborted> {
-        self.attempt = None;
+    fn complete(&mut self, cx: &mut Context<'_>) {
+        let Some(mut attempt) = self.attempt.take() else {
+            return;
+        };
+        attempt.guard.settle(self.result);
+        if let Some(usage) = usage_from_body(&self.tail) {
+            attempt.guard.usage(Some(usage), UsageCompleteness::Complete);
+        }
+        self.guard.settle(self.outcome);
+        let_end(attempt, cx);
+    }
+
+    fn breaks(&mut self, result: AttemptResult) -> Result<Option<Bytes>, Aborted> {
+        if let Some(mut attempt) = self.attempt.take() {
+            attempt.guard.settle(result);
+        }
         self.broken = true;
         self.guard.settle(Outcome::Incomplete);
         Err(Aborted)
     }
+}
+
+/// The client has all it gets; the provider gets a moment to end its own message, so that its connection can be used again.
+fn let_end(mut attempt: Attempt, cx: &mut Context<'_>) {
+    loop {
+        match attempt.source.poll_pull(cx) {
+            Poll::Ready(Pulled::Data(_)) => {}
+            Poll::Ready(Pulled::Complete | Pulled::Failed(_) | Pulled::Lost) => return,
+            Poll::Pending => break,
+        }
+    }
+    tasks::spawn(tasks::Kind::Session, "drain_after_terminal", async move {
+        // Too long: dropping the attempt closes the provider's connection.
+        let _ = tokio::time::timeout(DRAIN, async {
+            while let Pulled::Data(_) = attempt.source.pull().await {}
+        })
+        .await;
+    });
 }
 
 /// A stream opened by keep-alive: comments while the request is still running, then its answer in-band (G53).
@@ -462,15 +510,15 @@ impl Opened {
                 return Then::Live(Box::new(Live::new(relay, attempt, guard, dialect, pace)));
             }
             Answer::Whole { head, body } => {
-                guard.settle(super::exchange::outcome_of_status(head.status));
+                guard.settle(outcome_of_status(head.status));
                 closing::late_answer(dialect, head.status, &body)
             }
             Answer::Long { head, prefix, .. } => {
-                guard.settle(super::exchange::outcome_of_status(head.status));
+                guard.settle(outcome_of_status(head.status));
                 closing::late_answer(dialect, head.status, &prefix)
             }
             Answer::InBand { status, object } => {
-                guard.settle(super::exchange::outcome_of_status(status));
+                guard.settle(outcome_of_status(status));
                 closing::late_object(dialect, &object)
             }
             Answer::Own(error) => {

@@ -11,17 +11,45 @@ use crate::error::ErrorKind;
 
 /// After commit: the same response id, the next sequence number.
 pub(super) fn error_event(dialect: Dialect, relay: &Relay, kind: ErrorKind, message: &str) -> Bytes {
+    // A provider that said why it failed is quoted: Codex reads `response.failed` and ignores `event: error`.
+    let said = relay.error().map(Said::of);
+    let (code, message) = match &said {
+        Some(said) => (said.code(), said.message.as_str()),
+        None => (kind.as_str(), message),
+    };
     match dialect {
         Dialect::Responses => responses_failed_event(
             relay.response_id().unwrap_or_default(),
             relay.model().unwrap_or_default(),
             created_at(),
             relay.next_sequence(),
-            kind.as_str(),
+            code,
             message,
         ),
         Dialect::Chat | Dialect::Completions | Dialect::Other => {
-            chat_error_event(kind.as_str(), message, kind.openai_type())
+            chat_error_event(code, message, kind.openai_type())
+        }
+    }
+}
+
+/// What of a provider's error object a `response.failed` repeats.
+#[derive(serde::Deserialize, Default)]
+struct Said {
+    code: Option<serde_json::Value>,
+    #[serde(default)]
+    message: String,
+}
+
+impl Said {
+    /// Reads an error object, or an event that carries its members at the top.
+    fn of(object: &[u8]) -> Self {
+        serde_json::from_slice(object).unwrap_or_default()
+    }
+
+    fn code(&self) -> &str {
+        match &self.code {
+            Some(serde_json::Value::String(code)) => code,
+            Some(_) | None => ErrorKind::ProviderError.as_str(),
         }
     }
 }
@@ -52,18 +80,8 @@ pub(super) fn late_answer(dialect: Dialect, status: StatusCode, body: &Bytes) ->
 pub(super) fn late_object(dialect: Dialect, object: &Bytes) -> Bytes {
     match dialect {
         Dialect::Responses => {
-            #[derive(serde::Deserialize, Default)]
-            struct Object {
-                code: Option<serde_json::Value>,
-                #[serde(default)]
-                message: String,
-            }
-            let parsed: Object = serde_json::from_slice(object).unwrap_or_default();
-            let code = match &parsed.code {
-                Some(serde_json::Value::String(code)) => code.as_str(),
-                _ => ErrorKind::ProviderError.as_str(),
-            };
-            created_and_failed(code, &parsed.message)
+            let said = Said::of(object);
+            created_and_failed(said.code(), &said.message)
         }
         Dialect::Chat | Dialect::Completions | Dialect::Other => {
             let mut out = BytesMut::with_capacity(object.len() + 32);

@@ -12,7 +12,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use iop_shared::execution::{AttemptResult, Endpoint, FailureCode, Outcome};
 use iop_shared::ids::{AttemptId, ProviderKey, RunId};
-use iop_shared::openai::event::Dialect;
+use iop_shared::openai::event::{Dialect, leading_response_id, response_id};
 use iop_shared::openai::multipart::{self, MultipartFacts};
 use iop_shared::openai::request::{RequestFacts, SplicedBody, splice};
 use iop_shared::openai::usage::usage_from_body;
@@ -26,6 +26,7 @@ use super::relay::{Relay, Step};
 use super::source::{Pulled, Source};
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
+use crate::http::payload::Reservation;
 use crate::http::server::ConnHandle;
 use crate::metrics::UsageCompleteness;
 use crate::pool::{Ask, Lease, Model, Refused};
@@ -66,8 +67,16 @@ pub(crate) struct Asked {
     pub(crate) payload: Payload,
     /// The body asked for a stream.
     pub(crate) stream: bool,
+    /// Choices asked for.
+    pub(crate) choices: u32,
     /// The client asked for the usage chunk itself.
     pub(crate) wants_usage: bool,
+    /// Its answer is new: tokens are counted and its id is remembered. A stored response that is asked for again is not.
+    pub(crate) makes_state: bool,
+    /// The response or conversation that this request goes on from.
+    pub(crate) state_id: Option<String>,
+    /// The body's part of the memory for bodies, given back with it.
+    pub(crate) _held: Option<Reservation>,
     pub(crate) run_id: RunId,
     pub(crate) conn: Option<ConnHandle>,
 }
@@ -191,11 +200,14 @@ impl Exchange {
     }
 
     async fn answer(&mut self) -> Answer {
+        let mut since = None;
         loop {
+            let asked_at = Instant::now();
             let ask = Ask {
                 model: &self.asked.model,
                 endpoint: self.asked.endpoint,
                 pinned: self.asked.pinned.as_ref(),
+                since,
             };
             let lease = match self.app.pool.acquire(ask).await {
                 Ok(lease) => lease,
@@ -207,6 +219,7 @@ impl Exchange {
                     if let Some(answer) = self.after(failure) {
                         return answer;
                     }
+                    since.get_or_insert(asked_at);
                 }
             }
         }
@@ -219,6 +232,14 @@ impl Exchange {
             Failure::Refused(FailureCode::Capacity | FailureCode::Draining) => {
                 self.attempts.take_back();
                 None
+            }
+            // A refused credential is the gateway's own affair, and the provider's text may show a part of it (G11).
+            Failure::InBand(error) if error.status == Some(StatusCode::UNAUTHORIZED.as_u16()) => {
+                let refused = Failure::unusable(
+                    "The provider refused the gateway's credential.",
+                    StatusCode::UNAUTHORIZED,
+                );
+                Some(Answer::Own(refused.into_error()))
             }
             Failure::InBand(error) => Some(Answer::InBand {
                 status: in_band_status(&error),
@@ -307,14 +328,11 @@ impl Exchange {
         };
         match read {
             Ok((head, Read::Stream(relay))) => Ok(Answer::Stream { head, relay, attempt }),
-            Ok((head, Read::Long(prefix))) => {
-                attempt.guard.settle(result_of_status(head.status));
-                Ok(Answer::Long {
-                    head,
-                    prefix,
-                    attempt,
-                })
-            }
+            Ok((head, Read::Long(prefix))) => Ok(Answer::Long {
+                head,
+                prefix,
+                attempt,
+            }),
             Ok((head, Read::Whole(body))) => Ok(Answer::Whole { head, body }),
             Err(failure) => {
                 attempt.guard.settle(failure.result());
@@ -331,6 +349,7 @@ impl Exchange {
     ) -> Result<(head::Head, Box<Relay>), Failure> {
         let mut relay = Box::new(Relay::new(
             self.asked.dialect(),
+            self.asked.choices,
             self.asked.injects_usage(),
             self.app.settings.gate.hold_bytes,
         ));
@@ -350,9 +369,12 @@ impl Exchange {
             }
         }
         self.guard.first_token(Instant::now());
-        if let Some(id) = relay.response_id() {
-            self.app.remember_response(id, &attempt.lease);
-        }
+        let ids = [
+            relay.response_id(),
+            relay.conversation(),
+            self.asked.state_id.as_deref(),
+        ];
+        self.remember(ids, &attempt.lease);
         Ok((head, relay))
     }
 
@@ -383,6 +405,8 @@ impl Exchange {
             }
             if first.len() + more.len() > hold {
                 let prefix = if more.is_empty() { first } else { more.freeze() };
+                let id = leading_response_id(&prefix).filter(|_| self.asked.endpoint == Endpoint::Responses);
+                self.remember([id.as_deref(), None, None], &attempt.lease);
                 return Ok((head, Read::Long(prefix)));
             }
         }
@@ -394,24 +418,38 @@ impl Exchange {
                 result: AttemptResult::Cut,
             });
         }
-        if json && head.status.is_success() {
+        if json && head.status.is_success() && head.status != StatusCode::NO_CONTENT {
             self.check_json(&head, &body)?;
         }
         attempt.guard.settle(result_of_status(head.status));
         if head.status.is_success() {
-            if let Some(usage) = usage_from_body(&body) {
-                attempt.guard.usage(Some(usage), UsageCompleteness::Complete);
-            }
-            if self.asked.endpoint == Endpoint::Responses && self.asked.method == Method::POST {
-                let identity = iop_shared::openai::event::response_id(&body);
-                if let Some(id) = identity.id {
-                    self.app.remember_response(&id, &attempt.lease);
+            if self.asked.makes_state {
+                if let Some(usage) = usage_from_body(&body) {
+                    attempt.guard.usage(Some(usage), UsageCompleteness::Complete);
+                }
+                if self.asked.endpoint == Endpoint::Responses {
+                    let identity = response_id(&body);
+                    let ids = [
+                        identity.id.as_deref(),
+                        identity.conversation.as_deref(),
+                        self.asked.state_id.as_deref(),
+                    ];
+                    self.remember(ids, &attempt.lease);
                 }
             }
         } else if is_retryable(head.status) {
             head.forbid_client_retry();
         }
         Ok((head, Read::Whole(body)))
+    }
+
+    /// Where the state of this answer lives: under its own id, its conversation's and the one it went on from.
+    fn remember(&self, ids: [Option<&str>; 3], lease: &Lease) {
+        if self.asked.makes_state {
+            for id in ids.into_iter().flatten() {
+                self.app.remember_response(id, lease);
+            }
+        }
     }
 
     /// A JSON endpoint's 200 has to be JSON, and must not be an error in disguise (G58).
@@ -425,6 +463,17 @@ impl Exchange {
                 "The provider's answer is not JSON.",
                 head.status,
             ));
+        }
+        // Without a length nothing but the text itself says that it is whole.
+        if head.provider_length.is_none()
+            && !head.headers.contains_key(header::CONTENT_ENCODING)
+            && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_err()
+        {
+            return Err(Failure::Own {
+                error: ErrorKind::ProviderDisconnected,
+                message: "The provider ended the connection before its answer was complete.",
+                result: AttemptResult::Cut,
+            });
         }
         match iop_shared::openai::event::error_in_body(self.asked.dialect(), body) {
             Some(error) => Err(Failure::InBand(error)),

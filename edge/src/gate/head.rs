@@ -100,6 +100,8 @@ pub(crate) fn judge(
         Endpoint::Images | Endpoint::Audio => false,
     };
     match (stream, media) {
+        // `stream` asks these for a body as it is made, which may well be no events.
+        (true, Media::Json | Media::Html | Media::Other) if !json => Shape::Whole { json },
         (true, Media::Json | Media::Html) => {
             Shape::Unusable("The provider answered a streaming request without a stream.")
         }
@@ -206,6 +208,7 @@ mod tests {
             ),
             (200, "text/event-stream", Audio, false, Some(Shape::Events)),
             (200, "text/event-stream", Images, true, Some(Shape::Events)),
+            (200, "audio/mpeg", Audio, true, Some(Shape::Whole { json: false })),
             (500, "text/html", Chat, true, Some(Shape::Whole { json: false })),
             (
                 429,

@@ -23,8 +23,10 @@ pub(crate) use exchange::{Asked, Exchange, Payload};
 pub(crate) use guard::RequestGuard;
 pub(crate) use head::X_IOP_ATTEMPTS;
 
+use crate::error::X_SHOULD_RETRY;
 use body::Pace;
 use exchange::{Answer, Ended, outcome_of_status};
+use failure::is_retryable;
 
 /// Runs a request to its answer; dropping the future cancels everything.
 pub(crate) async fn serve(exchange: Exchange) -> Response<GateBody> {
@@ -70,9 +72,8 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
             prefix,
             attempt,
         } => {
-            let outcome = outcome_of_status(head.status);
-            let length = head.provider_length;
-            head.into_response(attempts, GateBody::long(prefix, attempt, guard, outcome, length))
+            let (status, length) = (head.status, head.provider_length);
+            head.into_response(attempts, GateBody::long(prefix, attempt, guard, status, length))
         }
         Answer::InBand { status, object } => {
             let mut body = Vec::with_capacity(object.len() + 12);
@@ -85,6 +86,11 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
                 outcome_of_status(status),
             ));
             *response.status_mut() = status;
+            if is_retryable(status) {
+                response
+                    .headers_mut()
+                    .insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
+            }
             response
                 .headers_mut()
                 .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -85,7 +85,12 @@ pub(crate) struct Relay {
     first_sequence: Option<u64>,
     response_id: Option<String>,
     model: Option<String>,
-    finished: bool,
+    conversation: Option<String>,
+    /// The data of a Responses stream's own `error` event, which Codex ignores.
+    error: Option<Vec<u8>>,
+    /// Choices that have to finish, and those that have.
+    choices: u32,
+    finished: u32,
     usage: Option<Usage>,
     failed_in_band: bool,
 }
@@ -98,7 +103,7 @@ enum Fate {
 }
 
 impl Relay {
-    pub(crate) fn new(dialect: Dialect, hide_usage: bool, hold_bytes: usize) -> Self {
+    pub(crate) fn new(dialect: Dialect, choices: u32, hide_usage: bool, hold_bytes: usize) -> Self {
         Self {
             dialect,
             hide_usage,
@@ -115,7 +120,10 @@ impl Relay {
             first_sequence: None,
             response_id: None,
             model: None,
-            finished: false,
+            conversation: None,
+            error: None,
+            choices,
+            finished: 0,
             usage: None,
             failed_in_band: false,
         }
@@ -142,6 +150,16 @@ impl Relay {
     /// The id of a Responses stream, once seen.
     pub(crate) fn response_id(&self) -> Option<&str> {
         self.response_id.as_deref()
+    }
+
+    /// The id of the conversation that a Responses stream belongs to.
+    pub(crate) fn conversation(&self) -> Option<&str> {
+        self.conversation.as_deref()
+    }
+
+    /// The provider's own `error` event of a Responses stream.
+    pub(crate) fn error(&self) -> Option<&[u8]> {
+        self.error.as_deref()
     }
 
     pub(crate) fn model(&self) -> Option<&str> {
@@ -227,7 +245,7 @@ impl Relay {
             return Ok(Closing::Abort);
         }
         match self.dialect {
-            Dialect::Chat | Dialect::Completions if self.finished => {
+            Dialect::Chat | Dialect::Completions if self.finished >= self.choices => {
                 self.push(DONE);
                 Ok(Closing::Complete)
             }
@@ -253,14 +271,16 @@ impl Relay {
         }
         self.events += 1;
         if self.state == State::Committed {
-            return self.judge_committed(scan_committed(self.dialect, name, data));
+            let facts = scan_committed(self.dialect, name, data);
+            if facts.error && self.dialect == Dialect::Responses {
+                self.error = Some(data.to_vec());
+            }
+            return self.judge_committed(facts);
         }
         match classify(self.dialect, name, data) {
             EventKind::Preamble | EventKind::Ignored => {
                 if self.dialect == Dialect::Responses && self.response_id.is_none() {
-                    let identity = response_id(data);
-                    self.response_id = identity.id;
-                    self.model = identity.model;
+                    self.identify(data);
                 }
                 Fate::Pass
             }
@@ -275,17 +295,22 @@ impl Relay {
             EventKind::Content | EventKind::Finish | EventKind::UsageOnly | EventKind::Terminal(_) => {
                 self.state = State::Committed;
                 if self.dialect == Dialect::Responses && self.response_id.is_none() {
-                    let identity = response_id(data);
-                    self.response_id = identity.id;
-                    self.model = identity.model;
+                    self.identify(data);
                 }
                 self.judge_committed(scan_committed(self.dialect, name, data))
             }
         }
     }
 
+    fn identify(&mut self, data: &[u8]) {
+        let identity = response_id(data);
+        self.response_id = identity.id;
+        self.model = identity.model;
+        self.conversation = identity.conversation;
+    }
+
     fn judge_committed(&mut self, facts: CommittedFacts) -> Fate {
-        self.finished |= facts.finish;
+        self.finished = self.finished.saturating_add(facts.finishes);
         self.failed_in_band |= facts.error;
         if facts.usage.is_some() {
             self.usage = facts.usage;

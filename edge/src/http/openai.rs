@@ -18,7 +18,7 @@ use iop_shared::openai::request::{RequestError, inspect};
 use iop_shared::wire::headers::client_to_provider;
 
 use super::auth::Caller;
-use super::payload::{self, Reservation};
+use super::payload;
 use super::request_id::RequestId;
 use super::server::ConnHandle;
 use crate::app::{App, ResponseHome};
@@ -48,7 +48,7 @@ where
     let waits_for_a_word = parts.headers.contains_key(header::EXPECT);
     match admit(&app, endpoint, &id, parts, &mut body).await {
         Ok(admitted) => {
-            guard.hold((admitted.concurrency, admitted.body));
+            guard.hold(admitted.concurrency);
             gate::serve(Exchange::new(app, admitted.asked, guard)).await
         }
         Err(error) => {
@@ -85,11 +85,10 @@ fn refuse(error: ApiError, guard: RequestGuard) -> Response<GateBody> {
     response
 }
 
-/// A request that may go to a provider, and what it holds until it has ended.
+/// A request that may go to a provider, and the place of its key, held until it has ended.
 struct Admitted {
     asked: Box<Asked>,
     concurrency: super::auth::ConcurrencyGuard,
-    body: Option<Reservation>,
 }
 
 async fn admit<B>(
@@ -121,6 +120,7 @@ where
             &parts.headers,
             body,
             app.settings.server.body_limit,
+            app.settings.gate.client_write_timeout,
             &app.body_memory,
         )
         .await?;
@@ -138,9 +138,10 @@ where
         Routed {
             payload: passive(bytes),
             model: None,
-            stream: false,
+            stream: asks_for_stream(&parts.uri),
+            choices: 1,
             wants_usage: true,
-            state_of: stored,
+            state_of: stored.clone(),
         }
     } else if content_type
         .trim_start()
@@ -153,6 +154,7 @@ where
             payload: Payload::Multipart { body: bytes, facts },
             model: Some(model),
             stream,
+            choices: 1,
             wants_usage: true,
             state_of: None,
         }
@@ -161,18 +163,31 @@ where
         Routed {
             model: Some(facts.model().to_owned()),
             stream: facts.stream(),
+            choices: facts.choices(),
             wants_usage: facts.include_usage(),
             state_of: facts.state_id().map(str::to_owned),
             payload: Payload::Json { body: bytes, facts },
         }
     };
 
-    let home = routed.state_of.take().and_then(|id| app.response_home(&id));
-    let model = match routed.model {
-        Some(name) => resolve(app, &caller, &name)?,
-        None => home_model(app, &caller, home.as_ref())?,
+    // State made under a model that this key may not use is as good as unknown to it.
+    let state_id = routed.state_of.take();
+    let home = state_id
+        .as_deref()
+        .and_then(|id| app.response_home(id))
+        .filter(|h| caller.may_use(&h.model));
+    let (model, pinned) = match (routed.model, home) {
+        (Some(name), Some(home)) => {
+            let model = resolve(app, &caller, &name)?;
+            let target = target_at(&model, &home)?;
+            (model, Some((home.provider, target)))
+        }
+        (Some(name), None) => (resolve(app, &caller, &name)?, None),
+        (None, home) => {
+            let model = home_model(app, &caller, endpoint, home.as_ref())?;
+            (model, home.map(|h| (h.provider, h.target)))
+        }
     };
-    let pinned = home.map(|h| (h.provider, h.target));
     let mut headers = parts.headers;
     client_to_provider(&mut headers);
     headers.insert(X_REQUEST_ID, id.header());
@@ -186,21 +201,22 @@ where
         accept_encoding,
         payload: routed.payload,
         stream: routed.stream,
+        choices: routed.choices,
         wants_usage: routed.wants_usage,
+        makes_state: stored.is_none(),
+        state_id,
+        _held: reservation,
         run_id: RunId(uuid::Uuid::now_v7()),
         conn,
     });
-    Ok(Admitted {
-        asked,
-        concurrency,
-        body: reservation,
-    })
+    Ok(Admitted { asked, concurrency })
 }
 
 struct Routed {
     payload: Payload,
     model: Option<String>,
     stream: bool,
+    choices: u32,
     wants_usage: bool,
     /// A response id whose state this request needs.
     state_of: Option<String>,
@@ -239,18 +255,38 @@ fn resolve(app: &App, caller: &Caller, name: &str) -> Result<Arc<Model>, ApiErro
     })
 }
 
+/// What the provider that holds a response's state calls the model now asked for.
+fn target_at(model: &Model, home: &ResponseHome) -> Result<Arc<str>, ApiError> {
+    if model.name == home.model {
+        return Ok(home.target.clone());
+    }
+    let there = model.candidates.iter().find(|c| c.provider == home.provider);
+    there.map(|c| c.target.clone()).ok_or_else(|| {
+        ApiError::invalid(
+            "model",
+            "The state this request goes on from is held by a provider that does not serve this model.",
+        )
+    })
+}
+
 /// The model under which a stored response is asked for again; where its home is unknown, the chosen provider decides.
-fn home_model(app: &App, caller: &Caller, home: Option<&ResponseHome>) -> Result<Arc<Model>, ApiError> {
-    let known = home
-        .filter(|h| caller.may_use(&h.model))
-        .and_then(|h| app.pool.resolve(&h.model));
-    known
-        .or_else(|| {
-            let listed = app.pool.listed();
-            let allowed = listed.iter().filter(|m| home.is_none() && caller.may_use(&m.id));
-            allowed.filter_map(|m| app.pool.resolve(&m.id)).next()
-        })
-        .ok_or_else(|| ApiError::new(ErrorKind::NotFound, "No provider that stores responses is known."))
+fn home_model(
+    app: &App,
+    caller: &Caller,
+    endpoint: Endpoint,
+    home: Option<&ResponseHome>,
+) -> Result<Arc<Model>, ApiError> {
+    match home {
+        Some(home) => app.pool.resolve(&home.model),
+        None => app.pool.serving(endpoint, |name| caller.may_use(name)),
+    }
+    .ok_or_else(|| ApiError::new(ErrorKind::NotFound, "No provider that stores responses is known."))
+}
+
+/// `?stream=true` on a stored response.
+fn asks_for_stream(uri: &http::Uri) -> bool {
+    uri.query()
+        .is_some_and(|q| q.split('&').any(|p| p == "stream=true"))
 }
 
 /// A client's model name as an error may repeat it: bounded.

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http::header::{self, HeaderMap};
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -77,11 +79,13 @@ impl Drop for Reservation {
 /// Largest first allocation on the word of a `content-length` alone, in bytes.
 const TRUST: usize = 1 << 20;
 
-/// Reads a whole body. Too large is said by `content-length` alone, before a byte is read (G24).
+/// Reads a whole body. A client that sends nothing for `idle` is refused: what it announced is held against the memory
+/// of all. Too large is said by `content-length` alone, before a byte is read (G24).
 pub(crate) async fn read<B>(
     headers: &HeaderMap,
     mut body: B,
     limit_bytes: usize,
+    idle: Duration,
     memory: &BodyMemory,
 ) -> Result<(Bytes, Reservation), ApiError>
 where
@@ -99,9 +103,20 @@ where
     held.grow(announced.unwrap_or(0))?;
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|_| ApiError::new(ErrorKind::InvalidRequest, "The request body broke off."))?;
+    loop {
+        // hyper has the whole of a small body at once: a timer is made only where there is something to wait for.
+        let frame = match body.frame().now_or_never() {
+            Some(frame) => frame,
+            None => tokio::time::timeout(idle, body.frame()).await.map_err(|_| {
+                ApiError::new(
+                    ErrorKind::InvalidRequest,
+                    "The request body did not arrive in time.",
+                )
+            })?,
+        };
+        let Some(frame) = frame else { break };
+        let frame = frame
+            .map_err(|_| ApiError::new(ErrorKind::ClientClosedRequest, "The request body broke off."))?;
         let Ok(data) = frame.into_data() else { continue };
         let total = first.len() + all.len() + data.len();
         if total > limit_bytes {
@@ -136,6 +151,8 @@ mod tests {
     use super::*;
     use http_body_util::{Full, StreamBody};
 
+    const IDLE: Duration = Duration::from_secs(5);
+
     fn memory(limit: usize) -> BodyMemory {
         BodyMemory::new(limit, IntGauge::new("g", "g").unwrap())
     }
@@ -151,7 +168,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_is_joined_and_its_memory_given_back() {
         let m = memory(100);
-        let (body, held) = read(&HeaderMap::new(), chunks(&["ab", "", "cd", "e"]), 10, &m)
+        let (body, held) = read(&HeaderMap::new(), chunks(&["ab", "", "cd", "e"]), 10, IDLE, &m)
             .await
             .unwrap();
         assert_eq!(&body[..], b"abcde");
@@ -167,12 +184,12 @@ mod tests {
         let m = memory(100);
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_LENGTH, 11.into());
-        let e = read(&headers, Full::new(Bytes::new()), 10, &m)
+        let e = read(&headers, Full::new(Bytes::new()), 10, IDLE, &m)
             .await
             .err()
             .unwrap();
         assert_eq!(e.kind, ErrorKind::RequestTooLarge);
-        let e = read(&HeaderMap::new(), chunks(&["123456", "123456"]), 10, &m)
+        let e = read(&HeaderMap::new(), chunks(&["123456", "123456"]), 10, IDLE, &m)
             .await
             .err()
             .unwrap();
@@ -183,13 +200,32 @@ mod tests {
     #[tokio::test]
     async fn all_bodies_together_are_bounded() {
         let m = memory(8);
-        let first = read(&HeaderMap::new(), chunks(&["12345"]), 10, &m).await.unwrap();
-        let e = read(&HeaderMap::new(), chunks(&["1234"]), 10, &m)
+        let first = read(&HeaderMap::new(), chunks(&["12345"]), 10, IDLE, &m)
+            .await
+            .unwrap();
+        let e = read(&HeaderMap::new(), chunks(&["1234"]), 10, IDLE, &m)
             .await
             .err()
             .unwrap();
         assert_eq!(e.kind, ErrorKind::CapacityExhausted);
         drop(first);
-        assert!(read(&HeaderMap::new(), chunks(&["1234"]), 10, &m).await.is_ok());
+        assert!(
+            read(&HeaderMap::new(), chunks(&["1234"]), 10, IDLE, &m)
+                .await
+                .is_ok()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_sends_nothing_is_refused_and_holds_nothing() {
+        let m = memory(100);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_LENGTH, 10.into());
+        let silent = StreamBody::new(futures_util::stream::pending::<
+            Result<http_body::Frame<Bytes>, std::convert::Infallible>,
+        >());
+        let e = read(&headers, silent, 10, IDLE, &m).await.err().unwrap();
+        assert_eq!(e.kind, ErrorKind::InvalidRequest);
+        assert_eq!(m.0.used.load(Ordering::Relaxed), 0);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// Names a waiter; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ticket(u64);
+pub(super) struct Ticket(i64);
 
 struct Waiter<W> {
     ticket: Ticket,
@@ -16,7 +16,8 @@ struct Waiter<W> {
 /// The line. `W` is what the shell keeps with a waiter.
 pub(super) struct Queue<W> {
     line: VecDeque<Waiter<W>>,
-    next: u64,
+    next: i64,
+    next_front: i64,
     max_depth: usize,
 }
 
@@ -26,6 +27,7 @@ impl<W> Queue<W> {
         Self {
             line: VecDeque::new(),
             next: 0,
+            next_front: -1,
             max_depth,
         }
     }
@@ -51,6 +53,15 @@ impl<W> Queue<W> {
         self.next += 1;
         self.line.push_back(Waiter { ticket, model, with });
         Some(ticket)
+    }
+
+    /// Comes back to the head of the line: it was served before, and its place turned out to be taken. No bound, for it
+    /// was let in already.
+    pub(super) fn come_back(&mut self, model: Arc<str>, with: W) -> Ticket {
+        let ticket = Ticket(self.next_front);
+        self.next_front -= 1;
+        self.line.push_front(Waiter { ticket, model, with });
+        ticket
     }
 
     /// Leaves the line, wherever in it.
@@ -96,6 +107,17 @@ mod tests {
         }
         assert!(q.join("a".into(), ()).is_none());
         assert!(q.join("b".into(), ()).is_some());
+    }
+
+    #[test]
+    fn who_comes_back_stands_first_even_in_a_full_line() {
+        let mut q = Queue::new(1);
+        q.join("a".into(), 1).unwrap();
+        let back = q.come_back("a".into(), 2);
+        q.come_back("a".into(), 3);
+        assert_eq!(q.waiting().copied().collect::<Vec<_>>(), [3, 2, 1]);
+        q.leave(back);
+        assert_eq!(q.waiting().copied().collect::<Vec<_>>(), [3, 1]);
     }
 
     #[derive(Debug, Clone)]

@@ -34,6 +34,9 @@ pub struct Ask<'a> {
     pub endpoint: Endpoint,
     /// State of this request lives there only.
     pub pinned: Option<&'a (ProviderKey, Arc<str>)>,
+    /// It was served before, and the node refused for want of room: when it first asked. It goes to the head of the line,
+    /// and its longest wait counts from then.
+    pub since: Option<Instant>,
 }
 
 /// Why there is no lease.
@@ -128,7 +131,7 @@ impl Pool {
         let (ticket, woken) = {
             let mut state = self.state.lock();
             // Who is in line already goes first.
-            if state.queue.is_empty() || state.queue.depth(&ask.model.name) == 0 {
+            if ask.since.is_some() || state.queue.is_empty() || state.queue.depth(&ask.model.name) == 0 {
                 let found = state.table.grant(want(ask.model, ask.endpoint, ask.pinned));
                 if let Found::Granted {
                     provider,
@@ -157,15 +160,19 @@ impl Pool {
                 pinned: ask.pinned.cloned(),
                 wake,
             };
-            let ticket = state
-                .queue
-                .join(ask.model.name.clone(), waiter)
-                .ok_or(Refused::QueueFull)?;
+            let name = ask.model.name.clone();
+            let ticket = match ask.since {
+                Some(_) => state.queue.come_back(name, waiter),
+                None => state.queue.join(name, waiter).ok_or(Refused::QueueFull)?,
+            };
             self.metrics
                 .queue_depth
                 .set(i64::try_from(state.queue.len()).unwrap_or(i64::MAX));
             (ticket, woken)
         };
+        let left = ask.since.map_or(self.max_wait, |since| {
+            self.max_wait.saturating_sub(since.elapsed())
+        });
         let place = InLine {
             pool: self,
             ticket,
@@ -173,7 +180,7 @@ impl Pool {
         };
         // A waiter for another endpoint may stand before one that could go at once.
         self.pump();
-        if let Ok(Ok(lease)) = tokio::time::timeout(self.max_wait, woken).await {
+        if let Ok(Ok(lease)) = tokio::time::timeout(left, woken).await {
             return Ok(lease);
         }
         drop(place);
@@ -430,6 +437,18 @@ impl Pool {
                 owned_by: "iop",
             })
             .collect()
+    }
+
+    /// A model that `allowed` lets through and somebody serves at this endpoint now: the first by name.
+    pub fn serving(&self, endpoint: Endpoint, allowed: impl Fn(&str) -> bool) -> Option<Arc<Model>> {
+        let listed = self.listed();
+        let models = listed
+            .iter()
+            .filter(|m| allowed(&m.id))
+            .filter_map(|m| self.resolve(&m.id));
+        let state = self.state.lock();
+        let mut serving = models.filter(|m| state.table.any_serving(&m.candidates, endpoint));
+        serving.next()
     }
 
     /// `/api/v1/nodes`.

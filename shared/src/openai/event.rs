@@ -13,7 +13,7 @@ use bytes::Bytes;
 use memchr::memmem::{self, Finder};
 
 pub use make::{chat_error_event, responses_created_event, responses_failed_event};
-pub use parse::{Identity, error_in_body, response_id, sequence_number};
+pub use parse::{Identity, error_in_body, leading_response_id, response_id, sequence_number};
 
 use super::usage::Usage;
 use parse::{ChatChunk, ResponsesEvent, other_committed};
@@ -73,8 +73,8 @@ pub struct InBandError {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CommittedFacts {
     pub terminal: Option<TerminalKind>,
-    /// A `finish_reason` was given.
-    pub finish: bool,
+    /// Choices that were given their `finish_reason`.
+    pub finishes: u32,
     pub usage: Option<Usage>,
     /// A chat chunk with usage and no choice.
     pub usage_only: bool,

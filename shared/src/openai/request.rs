@@ -52,6 +52,7 @@ pub struct RequestFacts {
     options: StreamOptions,
     state_id: Option<String>,
     background: bool,
+    choices: u32,
     tools: Option<Range<usize>>,
     web_search_options: bool,
     prompt_cache_key: Option<String>,
@@ -98,6 +99,11 @@ impl RequestFacts {
         self.state_id.as_deref()
     }
 
+    /// Choices asked for (`n`), at least 1; odd values are the provider's business.
+    pub fn choices(&self) -> u32 {
+        self.choices
+    }
+
     pub fn background(&self) -> bool {
         self.background
     }
@@ -141,6 +147,7 @@ pub fn inspect(body: &[u8]) -> Result<RequestFacts, RequestError> {
         options: StreamOptions::Absent,
         state_id: None,
         background: false,
+        choices: 1,
         tools: None,
         web_search_options: false,
         prompt_cache_key: None,
@@ -185,6 +192,13 @@ impl RequestFacts {
             }
             "conversation" if !is_null && self.state_id.is_none() => self.state_id = conversation_id(raw)?,
             "background" => self.background = raw == b"true",
+            "n" => {
+                self.choices = std::str::from_utf8(raw)
+                    .ok()
+                    .and_then(|n| n.parse().ok())
+                    .unwrap_or(1)
+                    .max(1)
+            }
             "tools" if !is_null => self.tools = Some(value),
             "web_search_options" => self.web_search_options = !is_null,
             "prompt_cache_key" => self.prompt_cache_key = text(raw),

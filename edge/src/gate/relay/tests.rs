@@ -9,7 +9,7 @@ const USAGE: &str = r#"data: {"choices":[],"usage":{"prompt_tokens":3,"completio
 const DONE_LINE: &str = "data: [DONE]";
 
 fn chat() -> Relay {
-    Relay::new(Dialect::Chat, true, 1 << 18)
+    Relay::new(Dialect::Chat, 1, true, 1 << 18)
 }
 
 fn bytes(events: &[&str]) -> Vec<u8> {
@@ -49,7 +49,7 @@ fn the_message_ends_at_its_terminator_and_what_follows_is_dropped() {
 #[test]
 fn a_usage_chunk_nobody_asked_for_is_counted_and_taken_out() {
     for hide in [true, false] {
-        let mut r = Relay::new(Dialect::Chat, hide, 1 << 18);
+        let mut r = Relay::new(Dialect::Chat, 1, hide, 1 << 18);
         feed(&mut r, &bytes(&[TEXT, STOP, USAGE, DONE_LINE]));
         let want = if hide {
             bytes(&[TEXT, STOP, DONE_LINE])
@@ -111,7 +111,7 @@ fn an_event_too_large_to_withhold_leaves_in_pieces_and_cannot_be_closed() {
 
 #[test]
 fn a_preamble_over_the_hold_commits() {
-    let mut r = Relay::new(Dialect::Chat, true, 64);
+    let mut r = Relay::new(Dialect::Chat, 1, true, 64);
     assert_eq!(feed(&mut r, &bytes(&[ROLE])), Step::Forward);
     assert_eq!(out(&mut r), bytes(&[ROLE]));
 }
@@ -121,7 +121,7 @@ fn a_responses_stream_knows_its_id_and_its_next_number() {
     let event = |kind: &str, n: u64, more: &str| {
         format!("event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{n}{more}}}")
     };
-    let mut r = Relay::new(Dialect::Responses, false, 1 << 18);
+    let mut r = Relay::new(Dialect::Responses, 1, false, 1 << 18);
     let created = event(
         "response.created",
         0,
@@ -135,7 +135,7 @@ fn a_responses_stream_knows_its_id_and_its_next_number() {
         (Some("resp_1"), Some("m"), 2)
     );
     assert_eq!(r.finish(true), Ok(Closing::ErrorEvent));
-    let mut r = Relay::new(Dialect::Responses, false, 1 << 18);
+    let mut r = Relay::new(Dialect::Responses, 1, false, 1 << 18);
     let completed = event(
         "response.completed",
         0,
@@ -213,4 +213,28 @@ fn a_providers_own_error_after_commit_is_the_end_of_a_chat_stream() {
     );
     assert_eq!(out(&mut r), bytes(&[TEXT, error]));
     assert!(r.failed_in_band());
+}
+
+#[test]
+fn a_terminator_is_supplied_only_when_every_choice_has_finished() {
+    let stop =
+        |i: u32| format!(r#"data: {{"choices":[{{"index":{i},"delta":{{}},"finish_reason":"stop"}}]}}"#);
+    for (finished, want) in [(1, Closing::ErrorEvent), (2, Closing::Complete)] {
+        let mut r = Relay::new(Dialect::Chat, 2, true, 1 << 18);
+        feed(&mut r, &bytes(&[TEXT]));
+        for i in 0..finished {
+            feed(&mut r, &bytes(&[&stop(i)]));
+        }
+        assert_eq!(r.finish(false), Ok(want));
+    }
+}
+
+#[test]
+fn a_responses_error_event_is_kept_for_the_last_words() {
+    let mut r = Relay::new(Dialect::Responses, 1, false, 1 << 18);
+    let delta = r#"data: {"type":"response.output_text.delta","sequence_number":0,"delta":"a"}"#;
+    let error = r#"data: {"type":"error","sequence_number":1,"code":"rate_limit_exceeded","message":"m"}"#;
+    assert_eq!(feed(&mut r, &bytes(&[delta, error])), Step::Forward);
+    assert!(r.error().is_some() && r.failed_in_band());
+    assert_eq!((r.finish(true), r.next_sequence()), (Ok(Closing::ErrorEvent), 2));
 }

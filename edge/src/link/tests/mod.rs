@@ -71,6 +71,7 @@ async fn lease(registry: &Registry) -> Lease {
         model: &model,
         endpoint: Endpoint::Chat,
         pinned: None,
+        since: None,
     };
     registry.pool().acquire(ask).await.unwrap()
 }

@@ -297,6 +297,7 @@ async fn the_embedded_node_is_a_session_like_any_other() {
         model: &model,
         endpoint: Endpoint::Chat,
         pinned: None,
+        since: None,
     };
     let lease = pool.acquire(ask).await.unwrap();
     assert!(lease.session().is_live() && lease.session().embedded);

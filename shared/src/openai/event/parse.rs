@@ -83,8 +83,9 @@ impl<'a> ChatChunk<'a> {
     }
 
     /// Some providers write `""` in every chunk but the last.
-    fn has_finish(&self) -> bool {
-        self.choices.iter().any(|c| holds(c.finish_reason))
+    fn finishes(&self) -> u32 {
+        let finished = self.choices.iter().filter(|c| holds(c.finish_reason)).count();
+        u32::try_from(finished).unwrap_or(u32::MAX)
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -104,7 +105,7 @@ impl<'a> ChatChunk<'a> {
         }
         if self.has_content() {
             EventKind::Content
-        } else if self.has_finish() {
+        } else if self.finishes() > 0 {
             EventKind::Finish
         } else if self.is_usage_only() {
             EventKind::UsageOnly
@@ -116,7 +117,7 @@ impl<'a> ChatChunk<'a> {
     pub(super) fn committed(&self) -> CommittedFacts {
         CommittedFacts {
             terminal: None,
-            finish: self.has_finish(),
+            finishes: self.finishes(),
             usage: self.usage(),
             usage_only: self.is_usage_only(),
             error: truthy(self.error) || self.is_flat_error(),
@@ -198,7 +199,7 @@ impl<'a> ResponsesEvent<'a> {
             .and_then(|u| Usage::from_json(u.get().as_bytes()));
         CommittedFacts {
             terminal,
-            finish: false,
+            finishes: 0,
             usage,
             usage_only: false,
             error: self.is_error(name),
@@ -299,19 +300,39 @@ pub fn error_in_body(dialect: Dialect, body: &[u8]) -> Option<InBandError> {
 pub struct Identity {
     pub id: Option<String>,
     pub model: Option<String>,
+    /// The id of its `conversation`.
+    pub conversation: Option<String>,
 }
 
 /// Id and model of the `response` inside an event, else of the object itself.
 pub fn response_id(data: &[u8]) -> Identity {
-    let [response, mut id, mut model] = read(data, ["response", "id", "model"]).unwrap_or_default();
-    if let Some(inner) = response.and_then(|r| read(r.get().as_bytes(), ["id", "model"])) {
-        [id, model] = inner;
+    let [response, mut id, mut model, mut conversation] =
+        read(data, ["response", "id", "model", "conversation"]).unwrap_or_default();
+    if let Some(inner) = response.and_then(|r| read(r.get().as_bytes(), ["id", "model", "conversation"])) {
+        [id, model, conversation] = inner;
     }
     let text = |raw: Option<&RawValue>| serde_json::from_str(raw?.get()).ok();
+    let inside = conversation
+        .and_then(|c| read(c.get().as_bytes(), ["id"]))
+        .and_then(|[id]| id);
     Identity {
         id: text(id),
         model: text(model),
+        conversation: text(inside),
     }
+}
+
+/// The id of a Responses object of which only the beginning is here: its first `"id"` with a `resp_` value.
+pub fn leading_response_id(beginning: &[u8]) -> Option<String> {
+    let at = memchr::memmem::find(beginning, b"\"id\"")?;
+    let rest = beginning[at + 4..]
+        .trim_ascii_start()
+        .strip_prefix(b":")?
+        .trim_ascii_start();
+    let value = rest.strip_prefix(b"\"")?;
+    let end = memchr::memchr(b'"', value)?;
+    let id = std::str::from_utf8(&value[..end]).ok()?;
+    (id.starts_with("resp_") && !id.contains('\\')).then(|| id.to_owned())
 }
 
 /// The `sequence_number` of a Responses event.

@@ -267,14 +267,14 @@ fn terminals_and_usage_are_seen_after_commit() {
     let done = scan_committed(Dialect::Chat, None, b"[DONE]");
     assert_eq!(done.terminal, Some(TerminalKind::Done));
     let last = scan_committed(Dialect::Chat, None, br#"{"choices":[{"delta":{},"finish_reason" : "stop"}],"usage": {"prompt_tokens":1,"completion_tokens":2}}"#);
-    assert!(last.finish && !last.usage_only);
+    assert!(last.finishes == 1 && !last.usage_only);
     assert_eq!(last.usage.unwrap().output, 2);
     let only = scan_committed(
         Dialect::Chat,
         None,
         br#"{"choices":[],"usage":{"prompt_tokens":1}}"#,
     );
-    assert!(only.usage_only && !only.finish);
+    assert!(only.usage_only && only.finishes == 0);
     let completed = scan_committed(
         Dialect::Responses,
         Some(b"response.completed"),
@@ -319,7 +319,8 @@ fn made_events_read_back_as_what_they_say() {
         response_id(data.as_bytes()),
         Identity {
             id: Some("resp_1".into()),
-            model: Some("m\"".into())
+            model: Some("m\"".into()),
+            conversation: None
         }
     );
     let error = chat_error_event("node_lost", "x", "server_error");
@@ -436,4 +437,13 @@ proptest! {
             let _ = scan_committed(dialect, None, &data);
         }
     }
+}
+
+#[test]
+fn a_conversation_and_a_beginning_are_enough_to_know_where_state_lives() {
+    let body = br#"{"id":"resp_1","object":"response","conversation":{"id":"conv_1"},"model":"m"}"#;
+    assert_eq!(response_id(body).conversation.as_deref(), Some("conv_1"));
+    assert_eq!(leading_response_id(&body[..40]).as_deref(), Some("resp_1"));
+    assert_eq!(leading_response_id(br#"{"id":"chatcmpl-1","#), None);
+    assert_eq!(leading_response_id(br#"{"id":"resp_"#), None);
 }
