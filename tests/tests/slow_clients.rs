@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures_util::StreamExt;
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use iop_tests::client::{Client, Conn};
 use iop_tests::config::{Provider, Setup};
 use iop_tests::provider::{Exchange, Stub};
@@ -209,4 +212,47 @@ fn linked_providers_that_never_read_a_large_body_block_nobody() {
         drop(uploads);
         stack.settled(Duration::from_secs(5)).await;
     });
+}
+
+/// Over HTTP/2 the socket is never blocked by one stream that nobody reads: the stream itself has to be seen.
+async fn blocked_on_http2(shape: Shape) {
+    let stub = Stub::start(answer).await;
+    let provider = Provider::openai("up", &stub.url(), &["m"]).capacity(8);
+    let setup = Setup::of(provider).edge("gate", "client_write_timeout = \"1s\"");
+    let stack = Stack::start(shape, setup).await;
+    let socket = tokio::net::TcpStream::connect(&stack.edge.http).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let mut ask = async |what: &str| {
+        let body = serde_json::json!({"model": "m", "stream": true, "messages": [{"role": "user", "content": what}]});
+        let request = http::Request::post(format!("http://{}/v1/chat/completions", stack.edge.http))
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.to_string())))
+            .unwrap();
+        sender.send_request(request).await.unwrap()
+    };
+    let unread = ask("flood").await;
+    assert_eq!(unread.status(), 200);
+    stub.arrived(1).await;
+    let read = ask("words").await.into_body().collect().await.unwrap().to_bytes();
+    assert!(
+        read.ends_with(b"data: [DONE]\n\n"),
+        "another stream of the connection goes on"
+    );
+    stub.hung_up(0, Duration::from_secs(5)).await;
+    stack.settled(Duration::from_secs(2)).await;
+    drop(unread);
+}
+
+#[test]
+fn embedded_an_http2_stream_that_nobody_reads_is_ended() {
+    run(30, blocked_on_http2(Shape::Embedded));
+}
+
+#[test]
+fn linked_an_http2_stream_that_nobody_reads_is_ended() {
+    run(30, blocked_on_http2(Shape::Linked));
 }

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
 use iop_shared::execution::{AttemptResult, FailureCode, Outcome};
 use iop_shared::openai::event::{Dialect, TerminalKind};
 use iop_shared::openai::usage::usage_from_body;
+use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
 use super::closing;
@@ -48,6 +50,10 @@ enum Kind {
     Live(Box<Live>),
     Long(Box<Long>),
     Opened(Box<Opened>),
+    Pumped {
+        frames: mpsc::Receiver<Result<Bytes, Aborted>>,
+        length: Option<u64>,
+    },
 }
 
 impl From<Bytes> for GateBody {
@@ -100,6 +106,34 @@ impl GateBody {
         })))
     }
 
+    /// For HTTP/2: a task moves pieces towards the client and ends the request when the client takes none for
+    /// `write_timeout` (link.md, rule 1). A complete body needs none.
+    pub(crate) fn pumped(self, write_timeout: Duration) -> Self {
+        if let Kind::Full { .. } = self.0 {
+            return self;
+        }
+        let length = self.size_hint().exact();
+        let (pieces, frames) = mpsc::channel(1);
+        tasks::spawn(tasks::Kind::Session, "http2_stream", async move {
+            let mut body = self;
+            // A client that left takes no more: the permit fails at once, also while the provider is silent.
+            let left = pieces.clone();
+            let moving = async {
+                while let Some(frame) = body.frame().await {
+                    let piece = frame.map(|f| f.into_data().unwrap_or_default());
+                    if pieces.send_timeout(piece, write_timeout).await.is_err() {
+                        break;
+                    }
+                }
+            };
+            tokio::select! {
+                () = moving => {}
+                () = left.closed() => {}
+            }
+        });
+        Self(Kind::Pumped { frames, length })
+    }
+
     pub(super) fn opened(running: Pin<Box<dyn Future<Output = Ended> + Send>>, pace: Pace) -> Self {
         Self(Kind::Opened(Box::new(Opened {
             running: Some(running),
@@ -133,6 +167,7 @@ impl Body for GateBody {
             Kind::Live(live) => ready!(live.poll(cx)),
             Kind::Long(long) => ready!(long.poll(cx)),
             Kind::Opened(opened) => ready!(opened.poll(cx)),
+            Kind::Pumped { frames, .. } => ready!(frames.poll_recv(cx)).transpose(),
         };
         Poll::Ready(next.transpose().map(|r| r.map(Frame::data)))
     }
@@ -142,7 +177,7 @@ impl Body for GateBody {
             Kind::Full { bytes, settle } => bytes.is_empty() && settle.is_none(),
             Kind::Live(live) => live.is_over(),
             Kind::Long(long) => long.is_over(),
-            Kind::Opened(_) => false,
+            Kind::Opened(_) | Kind::Pumped { .. } => false,
         }
     }
 
@@ -152,7 +187,8 @@ impl Body for GateBody {
             Kind::Long(long) => long
                 .length
                 .map_or_else(SizeHint::default, |n| SizeHint::with_exact(n - long.sent)),
-            Kind::Live(_) | Kind::Opened(_) => SizeHint::default(),
+            Kind::Pumped { length: Some(n), .. } => SizeHint::with_exact(*n),
+            Kind::Live(_) | Kind::Opened(_) | Kind::Pumped { length: None, .. } => SizeHint::default(),
         }
     }
 }

@@ -6,12 +6,14 @@ use std::time::Instant;
 use iop_shared::execution::{AttemptResult, Outcome};
 use iop_shared::openai::usage::Usage;
 
+use crate::http::request_id::RequestId;
 use crate::metrics::{EndpointLabel, Metrics, UsageCompleteness};
 
 /// Counts one request. Dropped without `settle`, its client left (G60).
 pub(crate) struct RequestGuard {
     metrics: Arc<Metrics>,
     endpoint: EndpointLabel,
+    request_id: RequestId,
     started: Instant,
     outcome: Option<Outcome>,
     /// What is given back when the request ends.
@@ -19,11 +21,17 @@ pub(crate) struct RequestGuard {
 }
 
 impl RequestGuard {
-    pub(crate) fn new(metrics: Arc<Metrics>, endpoint: EndpointLabel, now: Instant) -> Self {
+    pub(crate) fn new(
+        metrics: Arc<Metrics>,
+        endpoint: EndpointLabel,
+        request_id: RequestId,
+        now: Instant,
+    ) -> Self {
         metrics.in_flight.at((endpoint,)).inc();
         Self {
             metrics,
             endpoint,
+            request_id,
             started: now,
             outcome: None,
             held: None,
@@ -75,9 +83,13 @@ impl Drop for RequestGuard {
             self.metrics.client_cancelled.at(labels).inc();
         }
         self.metrics.requests.at((self.endpoint, outcome)).inc();
+        // 499 is the field's status for a client that left.
+        let status = (outcome == Outcome::ClientCancelled).then_some(499);
         tracing::debug!(
+            request_id = %self.request_id,
             endpoint = self.endpoint.as_str(),
             outcome = outcome.as_str(),
+            status,
             duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "request_ended"
         );

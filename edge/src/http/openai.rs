@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{self, HeaderName, HeaderValue};
-use http::{Method, Request, Response, request};
+use http::{Method, Request, Response, Version, request};
 use http_body::Body;
 use http_body_util::BodyExt;
 use iop_shared::execution::Endpoint;
@@ -24,7 +24,6 @@ use super::server::ConnHandle;
 use crate::app::{App, ResponseHome};
 use crate::error::{ApiError, ErrorKind};
 use crate::gate::{self, Asked, Exchange, GateBody, Payload, RequestGuard, X_IOP_ATTEMPTS};
-use crate::metrics::EndpointLabel;
 use crate::pool::Model;
 use crate::tasks;
 
@@ -43,13 +42,20 @@ pub(crate) async fn handle<B>(
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {
-    let mut guard = RequestGuard::new(app.metrics.clone(), EndpointLabel::from(endpoint), Instant::now());
+    let mut guard = RequestGuard::new(app.metrics.clone(), endpoint.into(), id.clone(), Instant::now());
     let (parts, mut body) = request.into_parts();
+    let version = parts.version;
     let waits_for_a_word = parts.headers.contains_key(header::EXPECT);
     match admit(&app, endpoint, &id, parts, &mut body).await {
         Ok(admitted) => {
             guard.hold(admitted.concurrency);
-            gate::serve(Exchange::new(app, admitted.asked, guard)).await
+            let write_timeout = app.settings.gate.client_write_timeout;
+            let response = gate::serve(Exchange::new(app, admitted.asked, guard)).await;
+            if version < Version::HTTP_2 {
+                return response;
+            }
+            // One connection carries many streams, so a blocked socket does not tell of one that nobody reads.
+            response.map(|body| body.pumped(write_timeout))
         }
         Err(error) => {
             if !waits_for_a_word {

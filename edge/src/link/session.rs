@@ -15,6 +15,7 @@ use iop_shared::wire::tunnel::TunnelHead;
 use tokio_util::sync::CancellationToken;
 
 use super::body::NodeBody;
+use crate::http::request_id::X_REQUEST_ID;
 
 /// A path that no node serves: its 404 is an answer, and costs the node nothing.
 const PING_PATH: &str = "/link/v1/ping";
@@ -105,6 +106,9 @@ impl Session {
                 *request.method_mut() = Method::POST;
                 *request.uri_mut() = TunnelHead::uri(head.endpoint);
                 *request.headers_mut() = headers;
+                if let Some(id) = request.headers_mut().get_mut(X_REQUEST_ID) {
+                    id.set_sensitive(true);
+                }
                 head.write(request.headers_mut());
                 self.call(request).await
             }

@@ -68,6 +68,14 @@ pub fn encode(text: &str) -> HeaderValue {
     HeaderValue::from_str(&encoded).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 
+/// A value that is sent once and never again: kept out of HPACK's tables on both sides, where it would only push out
+/// what is sent with every request.
+pub fn once(text: &str) -> HeaderValue {
+    let mut value = encode(text);
+    value.set_sensitive(true);
+    value
+}
+
 /// Reads a value written by `encode`; `None` when it is not UTF-8 behind the encoding.
 pub fn decode(value: &HeaderValue) -> Option<Cow<'_, str>> {
     percent_decode_str(value.to_str().ok()?).decode_utf8().ok()

@@ -48,8 +48,8 @@ impl TunnelHead {
 
     /// Adds the head to the client's end-to-end headers.
     pub fn write(&self, map: &mut HeaderMap) {
-        map.insert(headers::RUN_ID, headers::encode(&self.run_id.to_string()));
-        map.insert(headers::ATTEMPT_ID, headers::encode(&self.attempt_id.to_string()));
+        map.insert(headers::RUN_ID, headers::once(&self.run_id.to_string()));
+        map.insert(headers::ATTEMPT_ID, headers::once(&self.attempt_id.to_string()));
         map.insert(headers::PROVIDER, headers::encode(self.provider.as_str()));
         map.insert(headers::TARGET, headers::encode(&self.target));
         map.insert(
