@@ -318,3 +318,20 @@ fn asking_for_a_response_again_adds_no_tokens() {
         }
     });
 }
+#[test]
+fn streaming_a_response_again_adds_no_tokens() {
+    run(60, async {
+        for shape in Shape::ALL {
+            asked_again(shape, 0, "/v1/responses/resp_1?stream=true").await;
+        }
+    });
+}
+
+#[test]
+fn asking_for_a_long_response_again_adds_no_tokens() {
+    run(60, async {
+        for shape in Shape::ALL {
+            asked_again(shape, 600 * 1024, "/v1/responses/resp_1").await;
+        }
+    });
+}

@@ -251,7 +251,7 @@ impl Exchange {
 
     async fn attempt(&mut self, lease: Lease) -> Result<Answer, Failure> {
         self.attempts.begin();
-        let mut guard = AttemptGuard::new(self.app.metrics.clone());
+        let mut guard = AttemptGuard::new(self.app.metrics.clone(), self.asked.makes_state);
         match self.dispatch(&lease).await {
             Ok((head, source)) => self.read(head, Attempt { source, guard, lease }).await,
             Err(failure) => {

@@ -100,14 +100,17 @@ impl Drop for RequestGuard {
 pub(crate) struct AttemptGuard {
     metrics: Arc<Metrics>,
     result: Option<AttemptResult>,
+    /// A stored answer that is asked for again was counted when it was made.
+    counts_usage: bool,
     usage: Option<(Option<Usage>, UsageCompleteness)>,
 }
 
 impl AttemptGuard {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(metrics: Arc<Metrics>, counts_usage: bool) -> Self {
         Self {
             metrics,
             result: None,
+            counts_usage,
             usage: None,
         }
     }
@@ -119,7 +122,7 @@ impl AttemptGuard {
 
     /// The tokens known so far; counted once, when the attempt ends.
     pub(crate) fn usage(&mut self, usage: Option<Usage>, completeness: UsageCompleteness) {
-        self.usage = Some((usage, completeness));
+        self.usage = self.counts_usage.then_some((usage, completeness));
     }
 }
 
