@@ -1,32 +1,3 @@
-//! The one way to start a task: its kind says what an end means, and a panic is always seen.
+//! The one way to start a task, the same as the node's: its kind says what an end means, and a panic is always seen.
 
-use std::future::Future;
-use std::panic::AssertUnwindSafe;
-
-use futures_util::FutureExt;
-use tokio::task::JoinHandle;
-
-/// What a task is to the process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Runs as long as the process; its end is logged as an error.
-    Service,
-    /// Belongs to one connection or request; may end at any time.
-    Session,
-}
-
-/// Starts a task on the current runtime.
-pub fn spawn<F>(kind: Kind, name: &'static str, future: F) -> JoinHandle<()>
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    #[expect(clippy::disallowed_methods, reason = "this is the place that wraps it")]
-    tokio::spawn(async move {
-        let ended = AssertUnwindSafe(future).catch_unwind().await;
-        match (kind, ended) {
-            (_, Err(_)) => tracing::error!(task = name, "task panicked"),
-            (Kind::Service, Ok(())) => tracing::error!(task = name, "service task ended"),
-            (Kind::Session, Ok(())) => {}
-        }
-    })
-}
+pub use iop_node::tasks::{Kind, spawn};
