@@ -134,6 +134,22 @@ impl Process {
         self.log.lock().iter().map(|l| format!("{l}\n")).collect()
     }
 
+    /// Waits until a word, in any case, is in the log: what a process said on stderr is read beside its stdout.
+    ///
+    /// # Panics
+    /// When it is not said in time.
+    pub async fn says(&self, word: &str) {
+        crate::eventually(&format!("{} says {word:?}", self.name), READY_WITHIN, || async {
+            let log = self.log();
+            if log.to_ascii_lowercase().contains(word) {
+                Ok(())
+            } else {
+                Err(log)
+            }
+        })
+        .await;
+    }
+
     /// Sends a signal by name (`TERM`, `KILL`, `STOP`, `CONT`).
     pub fn signal(&self, signal: &str) {
         signal_pid(self.pid, signal);

@@ -307,11 +307,7 @@ fn without_keys_only_loopback_is_served() {
                 "{listening:?}"
             );
         }
-        assert!(
-            process.log().to_ascii_lowercase().contains("loopback"),
-            "{}",
-            process.log()
-        );
+        process.says("loopback").await;
     });
 }
 

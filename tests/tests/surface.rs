@@ -897,11 +897,7 @@ fn without_arguments_the_demo_runs() {
                 answer.text()
             );
         }
-        assert!(
-            process.log().to_ascii_lowercase().contains("loopback"),
-            "{}",
-            process.log()
-        );
+        process.says("loopback").await;
         process.signal("TERM");
         assert_eq!(process.exit(Duration::from_secs(5)).await.code(), Some(0));
     });
