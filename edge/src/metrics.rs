@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use iop_shared::execution::{AttemptResult, Endpoint, Outcome};
+use iop_shared::execution::{
+    AttemptResult, CommitState, Eligibility, Endpoint, EvidenceDecision, EvidenceSource, ExecutionPath,
+    Outcome, ProviderHealth, RecoveryResult,
+};
 use iop_shared::label_enum;
 use iop_shared::metric::{Counters, Gauges, Histograms};
 use iop_shared::openai::usage::Usage;
@@ -100,6 +103,14 @@ pub struct Metrics {
     pub node_sessions: Gauges<(SessionState,)>,
     pub body_memory_bytes: IntGauge,
     pub panics: IntCounter,
+    /// 004: what the overlay made of evidence.
+    pub health_evidence: Counters<(EvidenceSource, ProviderHealth, EvidenceDecision)>,
+    /// 004: changes of the overlay, from and to.
+    pub health_transitions: Counters<(ProviderHealth, ProviderHealth)>,
+    /// 004: one row per liveness cycle.
+    pub recovery_eligibility: Counters<(ExecutionPath, ProviderHealth, CommitState, Eligibility)>,
+    /// 004: at most one row per eligible cycle.
+    pub recovery_results: Counters<(ExecutionPath, ProviderHealth, RecoveryResult)>,
     provider_in_flight: IntGaugeVec,
 }
 
@@ -218,6 +229,38 @@ impl Metrics {
                 "Bytes of request bodies held for replay.",
             )?,
             panics,
+            health_evidence: Counters::register(
+                r,
+                counter(
+                    "iop_edge_provider_health_evidence_total",
+                    "Evidence about providers' health, by what the overlay made of it.",
+                ),
+                &["source", "evidence_health", "decision"],
+            )?,
+            health_transitions: Counters::register(
+                r,
+                counter(
+                    "iop_edge_provider_health_transitions_total",
+                    "Changes of the runtime health overlay.",
+                ),
+                &["from_health", "to_health"],
+            )?,
+            recovery_eligibility: Counters::register(
+                r,
+                counter(
+                    "iop_edge_liveness_recovery_eligibility_total",
+                    "Stalled attempts, by whether the request could be replayed.",
+                ),
+                &["execution_path", "provider_health", "commit_state", "eligibility"],
+            )?,
+            recovery_results: Counters::register(
+                r,
+                counter(
+                    "iop_edge_liveness_recovery_results_total",
+                    "Eligible stalls, by what came of the replay.",
+                ),
+                &["execution_path", "provider_health", "recovery_result"],
+            )?,
             provider_in_flight,
             registry,
         })

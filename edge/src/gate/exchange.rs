@@ -29,7 +29,7 @@ use crate::error::{ApiError, ErrorKind};
 use crate::http::payload::Reservation;
 use crate::http::server::ConnHandle;
 use crate::metrics::UsageCompleteness;
-use crate::pool::{Ask, Lease, Model, Refused};
+use crate::pool::{Ask, Lease, Model, Refused, Who};
 
 /// `Retry-After` of a full or timed-out queue.
 const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -78,6 +78,9 @@ pub(crate) struct Asked {
     /// The body's part of the memory for bodies, given back with it.
     pub(crate) _held: Option<Reservation>,
     pub(crate) run_id: RunId,
+    pub(crate) who: Who,
+    /// What its prompt has in common with others, where its model wants that (G30).
+    pub(crate) affinity: Option<u64>,
     pub(crate) conn: Option<ConnHandle>,
 }
 
@@ -208,6 +211,10 @@ impl Exchange {
                 endpoint: self.asked.endpoint,
                 pinned: self.asked.pinned.as_ref(),
                 since,
+                who: &self.asked.who,
+                affinity: self.asked.affinity,
+                avoid: &[],
+                allow_avoided: false,
             };
             let lease = match self.app.pool.acquire(ask).await {
                 Ok(lease) => lease,

@@ -15,6 +15,7 @@ use subtle::ConstantTimeEq;
 pub use crate::config::Role;
 use crate::config::{Digest, KeySettings, ModelFilter, Priority, Roles, digest};
 use crate::error::{ApiError, ErrorKind};
+use crate::pool::Who;
 
 /// The other place where clients put their key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -124,8 +125,12 @@ impl Caller {
         Some(&self.0.settings.name).filter(|n| !n.is_empty()).cloned()
     }
 
-    pub fn priority(&self) -> Priority {
-        self.0.settings.priority
+    /// For the queue.
+    pub fn who(&self) -> Who {
+        Who {
+            key: Arc::clone(&self.0.settings.name),
+            priority: self.0.settings.priority,
+        }
     }
 
     /// # Errors

@@ -213,6 +213,8 @@ where
         state_id,
         _held: reservation,
         run_id: RunId(uuid::Uuid::now_v7()),
+        who: caller.who(),
+        affinity: None,
         conn,
     });
     Ok(Admitted { asked, concurrency })

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use iop_shared::ids::{ConnectionGeneration, ProviderId, ProviderKey};
+use iop_shared::execution::{AttemptFence, AttemptResult, ExecutionPath, ProviderHealth};
+use iop_shared::ids::{AttemptId, ConnectionGeneration, ProviderId, ProviderKey, RunId};
+use iop_shared::wire::terminal::StallFailure;
 use prometheus::IntGauge;
 
 use super::service::Pool;
@@ -17,6 +19,8 @@ pub(super) struct Home {
     pub(super) stall_timeout_ms: i64,
     pub(super) first_content_timeout_ms: Option<u64>,
     pub(super) replay: bool,
+    /// Targets of the normalized path.
+    pub(super) normalized: Vec<Arc<str>>,
     pub(super) gauge: IntGauge,
 }
 
@@ -100,9 +104,48 @@ impl Lease {
     pub fn replay(&self) -> bool {
         self.home.replay
     }
+
+    /// Which way this attempt's bytes take.
+    pub fn execution_path(&self) -> ExecutionPath {
+        if self.home.normalized.contains(&self.target) {
+            ExecutionPath::Normalized
+        } else {
+            ExecutionPath::ProviderTunnel
+        }
+    }
+}
+
+/// What of a stall's terminal was proven (004).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StallObservation {
+    /// 004 `recovery_handoff=confirmed`: the terminal is this lease's own.
+    pub handoff: bool,
+    pub fence: AttemptFence,
+    pub health: ProviderHealth,
 }
 
 impl Lease {
+    /// How the attempt ended, and how long its provider wants to be left alone; the pool hears of it at release (G36).
+    pub fn tell(&mut self, result: AttemptResult, retry_after: Option<Duration>) {
+        let _ = (result, retry_after);
+    }
+
+    /// Takes a stall's terminal: validates it against this lease and gives it to the overlay (G35). The place is
+    /// released with the lease, whatever came of it.
+    pub fn observe_stall(
+        &self,
+        run_id: RunId,
+        attempt_id: AttemptId,
+        failure: Option<&StallFailure>,
+    ) -> StallObservation {
+        let _ = (run_id, attempt_id);
+        StallObservation {
+            handoff: failure.is_some(),
+            fence: failure.map_or(AttemptFence::Unknown, |f| f.attempt_fence),
+            health: failure.map_or(ProviderHealth::Unknown, |f| f.provider_health),
+        }
+    }
+
     /// The node refused for want of room: the place is given back, and nobody is sent there for a moment.
     pub fn refused(mut self) {
         self.refused = true;

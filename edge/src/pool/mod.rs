@@ -11,7 +11,7 @@ mod service;
 mod snapshot;
 mod table;
 
-pub use lease::Lease;
+pub use lease::{Lease, StallObservation};
 pub use route::{Candidate, Liveness, Model, Preset};
-pub use service::{Ask, Pool, Refused};
+pub use service::{Ask, Pool, Prospects, Refused, Who};
 pub use snapshot::{ListedModel, NodeSnapshot, ProviderSnapshot};

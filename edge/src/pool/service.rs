@@ -17,7 +17,7 @@ use super::queue::{Queue, Ticket};
 use super::route::{Candidate, Liveness, Model};
 use super::snapshot::{ListedModel, NodeSnapshot, ProviderSnapshot};
 use super::table::{Found, Slot, Table, Want};
-use crate::config::QueueSettings;
+use crate::config::{Priority, QueueSettings};
 use crate::link::Session;
 use crate::metrics::{Metrics, SessionState};
 use crate::tasks;
@@ -37,6 +37,56 @@ pub struct Ask<'a> {
     /// It was served before, and the node refused for want of room: when it first asked. It goes to the head of the line,
     /// and its longest wait counts from then.
     pub since: Option<Instant>,
+    pub who: &'a Who,
+    /// Requests of one value go to one provider while it is not fuller than the others (G30); `None`: the least loaded.
+    pub affinity: Option<u64>,
+    /// 004 `AvoidProviderID`: tried already, not to be taken again.
+    pub avoid: &'a [ProviderKey],
+    /// 004 `AllowAvoidedProviderFallback`: the last of `avoid` may be taken when no other is eligible.
+    pub allow_avoided: bool,
+}
+
+impl<'a> Ask<'a> {
+    /// The first ask of a request that prefers nothing.
+    pub fn first(model: &'a Arc<Model>, endpoint: Endpoint, who: &'a Who) -> Self {
+        Self {
+            model,
+            endpoint,
+            pinned: None,
+            since: None,
+            who,
+            affinity: None,
+            avoid: &[],
+            allow_avoided: false,
+        }
+    }
+}
+
+/// Whose request it is: fairness between keys inside a class (G33).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Who {
+    /// The key's name; empty where no keys are configured.
+    pub key: Arc<str>,
+    pub priority: Priority,
+}
+
+impl Who {
+    /// The gateway's own requests, and everybody's where no keys are configured.
+    pub fn nobody() -> Self {
+        Self {
+            key: Arc::from(""),
+            priority: Priority::Normal,
+        }
+    }
+}
+
+/// Who could take a request again, full or not (G55).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prospects {
+    /// A provider that was not tried yet.
+    pub other: bool,
+    /// The last one that was tried.
+    pub same: bool,
 }
 
 /// Why there is no lease.
@@ -206,6 +256,15 @@ impl Pool {
         })
     }
 
+    /// Who could take this request now or soon.
+    pub fn prospects(&self, ask: &Ask<'_>) -> Prospects {
+        let _ = ask;
+        Prospects {
+            other: false,
+            same: false,
+        }
+    }
+
     /// A model as it is now: who advertises a target changes while requests wait for it.
     fn current(&self, model: &Arc<Model>) -> Arc<Model> {
         if !model.advertised {
@@ -310,6 +369,11 @@ impl Pool {
                         stall_timeout_ms: p.response_stall_timeout_ms,
                         first_content_timeout_ms: p.first_content_timeout_ms,
                         replay: p.replay,
+                        normalized: p
+                            .normalized_targets
+                            .iter()
+                            .map(|t| Arc::from(t.as_str()))
+                            .collect(),
                         gauge: self.metrics.provider_in_flight(&key),
                     };
                     let slot = Slot {

@@ -126,6 +126,7 @@ impl Slot {
             adapter: self.adapter.as_str().to_owned(),
             targets: self.targets().to_vec(),
             endpoints: self.endpoints.clone(),
+            normalized_targets: Vec::new(),
             capacity: self.capacity,
             response_stall_timeout_ms: self.response_stall_timeout_ms,
             first_content_timeout_ms: self.first_content_timeout_ms,

@@ -6,9 +6,13 @@ pub mod failure;
 pub mod health;
 pub mod liveness;
 pub mod outcome;
+pub mod recovery;
 
 pub use endpoint::Endpoint;
 pub use event::{Disposition, RuntimeEventKind, TunnelFrameKind};
 pub use failure::FailureCode;
-pub use health::{LivenessClassification, ProbeOutcome, ProviderHealth};
+pub use health::{AttemptFence, ExecutionPath, LivenessClassification, ProbeOutcome, ProviderHealth};
 pub use outcome::{AttemptResult, Outcome};
+pub use recovery::{
+    CommitState, Eligibility, EvidenceDecision, EvidenceSource, RecoveryPhase, RecoveryResult,
+};

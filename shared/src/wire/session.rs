@@ -31,6 +31,9 @@ pub struct ProviderAdvertisement {
     /// What the provider serves now.
     pub targets: Vec<String>,
     pub endpoints: Vec<Endpoint>,
+    /// Those of `targets` that are served by the normalized path (`RUNS_PATH`); the others by tunnels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub normalized_targets: Vec<String>,
     /// Requests at once, a hard bound enforced by the node.
     pub capacity: u32,
     /// 0 is 004's default.
@@ -83,6 +86,7 @@ mod tests {
                 adapter: "openai".into(),
                 targets: vec!["Qwen/Qwen3-8B".into()],
                 endpoints: vec![Endpoint::Chat, Endpoint::Responses],
+                normalized_targets: vec![],
                 capacity: 32,
                 response_stall_timeout_ms: 300_000,
                 first_content_timeout_ms: None,

@@ -37,7 +37,7 @@ use super::session::Session;
 use super::*;
 use crate::config::QueueSettings;
 use crate::metrics::Metrics;
-use crate::pool::{Ask, Candidate, Lease, Liveness, Model};
+use crate::pool::{Ask, Candidate, Lease, Liveness, Model, Who};
 
 type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
@@ -67,12 +67,8 @@ fn registry() -> Arc<Registry> {
 /// Waits until the node is live, as a request does.
 async fn lease(registry: &Registry) -> Lease {
     let model = registry.pool().resolve("m").unwrap();
-    let ask = Ask {
-        model: &model,
-        endpoint: Endpoint::Chat,
-        pinned: None,
-        since: None,
-    };
+    let who = Who::nobody();
+    let ask = Ask::first(&model, Endpoint::Chat, &who);
     registry.pool().acquire(ask).await.unwrap()
 }
 
@@ -103,6 +99,7 @@ fn advertisement(node: &str, draining: bool) -> Advertisement {
             adapter: "openai".into(),
             targets: vec!["t".into()],
             endpoints: vec![Endpoint::Chat],
+            normalized_targets: vec![],
             capacity: 10_000,
             response_stall_timeout_ms: 0,
             first_content_timeout_ms: None,

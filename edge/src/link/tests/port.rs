@@ -293,12 +293,8 @@ async fn the_embedded_node_is_a_session_like_any_other() {
     );
     assert_eq!(nodes[0].connection_generation, ConnectionGeneration(1));
     let model = pool.resolve("t").unwrap();
-    let ask = Ask {
-        model: &model,
-        endpoint: Endpoint::Chat,
-        pinned: None,
-        since: None,
-    };
+    let who = Who::nobody();
+    let ask = Ask::first(&model, Endpoint::Chat, &who);
     let lease = pool.acquire(ask).await.unwrap();
     assert!(lease.session().is_live() && lease.session().embedded);
     let mut status = Request::new(SplicedBody::whole(Bytes::from_static(b"{\"provider\":\"p\"}")));
