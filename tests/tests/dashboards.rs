@@ -21,8 +21,8 @@ fn files(extension: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for file in std::fs::read_dir(root().join("dashboards")).unwrap() {
         let path = file.unwrap().path();
-        if path.extension().is_some_and(|e| e == extension) {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.extension().is_some_and(|e| e == extension) && !name.ends_with("_test.yml") {
             found.push((name, std::fs::read_to_string(path).unwrap()));
         }
     }
@@ -342,18 +342,55 @@ fn every_query_is_valid_promql() {
     std::fs::write(&to_check[0], rules).unwrap();
     to_check.push(root().join("dashboards/alerts.yml"));
     for file in to_check {
-        let checked = std::process::Command::new("promtool")
-            .args(["check", "rules"])
-            .arg(&file)
-            .output()
-            .expect("promtool is installed (Debian: prometheus)");
-        assert!(
-            checked.status.success(),
-            "{}{}",
-            String::from_utf8_lossy(&checked.stdout),
-            String::from_utf8_lossy(&checked.stderr)
-        );
+        promtool("check", &file);
     }
+}
+
+/// Runs `promtool check rules` or `promtool test rules`.
+fn promtool(verb: &str, file: &Path) {
+    let said = std::process::Command::new("promtool")
+        .args([verb, "rules"])
+        .arg(file)
+        .output()
+        .expect("promtool is installed (Debian: prometheus)");
+    assert!(
+        said.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&said.stdout),
+        String::from_utf8_lossy(&said.stderr)
+    );
+}
+
+#[test]
+fn every_alert_rule_fires_on_its_trouble_and_is_quiet_before() {
+    let file = root().join("dashboards/alerts_test.yml");
+    promtool("test", &file);
+    let cases: Value = serde_yaml_ng::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let mut seen: BTreeMap<String, BTreeSet<bool>> = BTreeMap::new();
+    for check in cases["tests"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|case| case["alert_rule_test"].as_array().unwrap())
+    {
+        let fires = !check["exp_alerts"].as_array().unwrap().is_empty();
+        let alert = check["alertname"].as_str().unwrap().to_owned();
+        seen.entry(alert).or_default().insert(fires);
+    }
+    let both: BTreeSet<String> = seen
+        .into_iter()
+        .filter(|(_, fires)| fires.len() == 2)
+        .map(|(alert, _)| alert)
+        .collect();
+    let rules: Value = serde_yaml_ng::from_str(&files("yml")[0].1).unwrap();
+    let all: BTreeSet<String> = rules["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|group| group["rules"].as_array().unwrap())
+        .map(|rule| rule["alert"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(both, all, "rules with a case that fires and one that does not");
 }
 
 #[test]
