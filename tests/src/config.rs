@@ -85,6 +85,9 @@ impl Provider {
 pub struct Model {
     pub name: String,
     candidates: Vec<(String, String)>,
+    /// The candidates' own order is their priority.
+    ranked: bool,
+    lines: Vec<String>,
 }
 
 /// What a stack is made of, before its shape is known.
@@ -132,6 +135,8 @@ impl Setup {
         self.models.push(Model {
             name: name.to_owned(),
             candidates: vec![(provider.to_owned(), target.to_owned())],
+            ranked: false,
+            lines: Vec::new(),
         });
         self
     }
@@ -146,7 +151,29 @@ impl Setup {
         self.models.push(Model {
             name: name.to_owned(),
             candidates,
+            ranked: false,
+            lines: Vec::new(),
         });
+        self
+    }
+
+    /// The same, the first of them asked first: the others are for when it cannot take a request.
+    #[must_use]
+    pub fn ranked(self, name: &str, candidates: &[(&str, &str)]) -> Self {
+        let mut setup = self.candidates(name, candidates);
+        if let Some(model) = setup.models.last_mut() {
+            model.ranked = true;
+        }
+        setup
+    }
+
+    /// One more line of the table of the model that was named last.
+    ///
+    /// # Panics
+    /// When none was.
+    #[must_use]
+    pub fn model_line(mut self, line: &str) -> Self {
+        self.models.last_mut().unwrap().lines.push(line.to_owned());
         self
     }
 
@@ -215,22 +242,25 @@ impl Setup {
         }
         for model in &self.models {
             let mut candidates = Vec::new();
-            for (provider, target) in &model.candidates {
-                if linked {
-                    for node in &self.nodes {
-                        candidates.push(format!(
-                            "{{ provider = \"{node}/{provider}\", target = {target:?} }}"
-                        ));
-                    }
-                } else {
-                    candidates.push(format!("{{ provider = {provider:?}, target = {target:?} }}"));
+            for (i, (provider, target)) in model.candidates.iter().enumerate() {
+                let priority = if model.ranked { i } else { 0 };
+                // `NODE/ID` is one node's alone.
+                let named = provider.contains('/');
+                let nodes: &[String] = if linked && !named { &self.nodes } else { &[] };
+                let mut ids: Vec<String> = nodes.iter().map(|node| format!("{node}/{provider}")).collect();
+                if !linked || named {
+                    ids.push(provider.clone());
                 }
+                candidates.extend(ids.iter().map(|id| {
+                    format!("{{ provider = {id:?}, target = {target:?}, priority = {priority} }}")
+                }));
             }
             let _ = writeln!(
                 text,
-                "[[models]]\nname = {:?}\ncandidates = [{}]\n",
+                "[[models]]\nname = {:?}\ncandidates = [{}]\n{}\n",
                 model.name,
-                candidates.join(", ")
+                candidates.join(", "),
+                model.lines.join("\n")
             );
         }
         text

@@ -11,7 +11,10 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+/// Lines shown of a log.
 const LOG_LINES: usize = 2_000;
+/// Lines kept of a log; more than any test lets a process say.
+const KEPT_LINES: usize = 1_000_000;
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// The directory that holds the built binaries.
@@ -131,7 +134,19 @@ impl Process {
 
     /// The last lines of stderr and stdout.
     pub fn log(&self) -> String {
-        self.log.lock().iter().map(|l| format!("{l}\n")).collect()
+        let log = self.log.lock();
+        let earlier = log.len().saturating_sub(LOG_LINES);
+        log.iter().skip(earlier).map(|l| format!("{l}\n")).collect()
+    }
+
+    /// Every line of stderr and stdout that holds `needle`.
+    ///
+    /// # Panics
+    /// When so much was said that a part of it is lost.
+    pub fn lines_with(&self, needle: &str) -> Vec<String> {
+        let log = self.log.lock();
+        assert!(log.len() < KEPT_LINES, "the log of {} is not whole", self.name);
+        log.iter().filter(|l| l.contains(needle)).cloned().collect()
     }
 
     /// Waits until a word, in any case, is in the log: what a process said on stderr is read beside its stdout.
@@ -283,7 +298,7 @@ async fn keep_lines(
     while let Ok(Some(line)) = lines.next_line().await {
         {
             let mut log = log.lock();
-            if log.len() == LOG_LINES {
+            if log.len() == KEPT_LINES {
                 log.pop_front();
             }
             log.push_back(line.clone());
