@@ -15,7 +15,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response};
 use iop_shared::config::{ConfigError, ProviderConfig, SecretString, Source};
-use iop_shared::execution::{Endpoint, ProbeOutcome};
+use iop_shared::execution::event::classify_tunnel_frame;
+use iop_shared::execution::{Disposition, Endpoint, ProbeOutcome, TunnelFrameKind};
 use iop_shared::wire::terminal::NodeError;
 
 use crate::config::Resolver;
@@ -74,7 +75,6 @@ pub(crate) struct Ask {
     pub(crate) method: Method,
     /// Path and query below `/v1/`; `None`: the endpoint's own.
     pub(crate) path: Option<String>,
-    pub(crate) target: String,
     pub(crate) headers: HeaderMap,
     /// The client's `Accept-Encoding`.
     pub(crate) accept_encoding: Option<HeaderValue>,
@@ -88,11 +88,11 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// Calls the provider; resolves at its head.
-    pub(crate) async fn call(&self, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
+    /// Calls the provider for a target; resolves at its head.
+    pub(crate) async fn call(&self, target: &str, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
         match self {
             Backend::Http(p) => p.call(ask).await,
-            Backend::Scripted(s) => s.call(ask).await,
+            Backend::Scripted(s) => s.call(target, ask).await,
         }
     }
 
@@ -105,6 +105,21 @@ impl Backend {
     }
 }
 
+/// Bytes on their way to the edge, and what they say about the provider's liveness (004).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) bytes: Bytes,
+    pub(crate) disposition: Disposition,
+}
+
+impl Piece {
+    /// A body frame of the tunnel path.
+    pub(crate) fn tunnel(bytes: Bytes) -> Self {
+        let disposition = classify_tunnel_frame(TunnelFrameKind::Body, bytes.len());
+        Self { bytes, disposition }
+    }
+}
+
 /// What a provider says after its head.
 pub(crate) enum ProviderBody {
     Http(HttpSource),
@@ -112,11 +127,12 @@ pub(crate) enum ProviderBody {
 }
 
 impl ProviderBody {
-    /// The next bytes; `None` is the provider's own proper end.
-    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, NodeError>>> {
-        match self {
+    /// The next piece; `None` is the provider's own proper end.
+    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, NodeError>>> {
+        let bytes = match self {
             ProviderBody::Http(b) => b.poll_data(cx),
             ProviderBody::Scripted(b) => b.poll_data(cx),
-        }
+        };
+        bytes.map(|next| next.map(|result| result.map(Piece::tunnel)))
     }
 }

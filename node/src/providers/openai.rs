@@ -107,7 +107,6 @@ impl HttpProvider {
             endpoint,
             method,
             path,
-            target: _,
             mut headers,
             accept_encoding,
             body,

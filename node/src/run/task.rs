@@ -5,48 +5,61 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{Response, StatusCode};
 use http_body::Frame;
-use iop_shared::execution::Endpoint;
-use iop_shared::wire::terminal::Terminal;
+use iop_shared::execution::{Endpoint, ExecutionPath};
+use iop_shared::ids::{AttemptId, RunId};
+use iop_shared::wire::terminal::{NodeError, Terminal};
 
 use super::terminal;
 use crate::metrics::NodeMetrics;
-use crate::providers::ProviderBody;
 use crate::providers::registry::{Permit, Slot};
+use crate::providers::{Ask, ProviderBody};
+use crate::service::scope::Scope;
+
+/// What an attempt is; fixed at admission.
+pub(crate) struct Attempt {
+    pub(crate) path: ExecutionPath,
+    /// As counted.
+    pub(crate) endpoint: Endpoint,
+    pub(crate) run_id: RunId,
+    pub(crate) attempt_id: AttemptId,
+    pub(crate) target: String,
+    /// Resolved: 004's default already stands for zero.
+    pub(crate) stall_timeout: Duration,
+    /// The session that asked.
+    pub(crate) scope: Arc<Scope>,
+}
 
 /// What must happen once on every exit of an attempt; armed before the provider is called.
 pub(crate) struct RunGuard {
     permit: Permit,
     metrics: Arc<NodeMetrics>,
-    endpoint: Endpoint,
+    attempt: Attempt,
     status: Option<StatusCode>,
     settled: bool,
 }
 
 impl RunGuard {
-    pub(crate) fn new(permit: Permit, metrics: Arc<NodeMetrics>, endpoint: Endpoint) -> Self {
+    pub(crate) fn new(permit: Permit, metrics: Arc<NodeMetrics>, attempt: Attempt) -> Self {
         Self {
             permit,
             metrics,
-            endpoint,
+            attempt,
             status: None,
             settled: false,
         }
     }
 
-    pub(crate) fn slot(&self) -> &Slot {
+    fn slot(&self) -> &Slot {
         self.permit.slot()
     }
 
-    pub(crate) fn answered(&mut self, status: StatusCode) {
-        self.status = Some(status);
-    }
-
     /// Counts the attempt and gives the place back.
-    pub(crate) fn settle(mut self, terminal: &Terminal) {
+    fn settle(mut self, terminal: &Terminal) {
         self.count(terminal);
     }
 
@@ -54,7 +67,7 @@ impl RunGuard {
         if !std::mem::replace(&mut self.settled, true) {
             self.metrics
                 .attempts
-                .at((self.endpoint, terminal::result(self.status, terminal)))
+                .at((self.attempt.endpoint, terminal::result(self.status, terminal)))
                 .inc();
         }
     }
@@ -63,6 +76,21 @@ impl RunGuard {
 impl Drop for RunGuard {
     fn drop(&mut self) {
         self.count(&Terminal::Cancelled);
+    }
+}
+
+/// Calls the provider of an admitted attempt; resolves at its head. An error is settled already.
+pub(crate) async fn dispatch(mut guard: RunGuard, ask: Ask) -> Result<Response<RunBody>, NodeError> {
+    let called = guard.slot().backend.call(&guard.attempt.target, ask).await;
+    match called {
+        Ok(answer) => {
+            guard.status = Some(answer.status());
+            Ok(answer.map(|source| RunBody::Streaming { source, guard }))
+        }
+        Err(error) => {
+            guard.settle(&Terminal::Error(error.clone()));
+            Err(error)
+        }
     }
 }
 
@@ -77,10 +105,6 @@ pub(crate) enum RunBody {
 }
 
 impl RunBody {
-    pub(crate) fn new(source: ProviderBody, guard: RunGuard) -> Self {
-        RunBody::Streaming { source, guard }
-    }
-
     pub(crate) fn terminal(&self) -> Option<&Terminal> {
         match self {
             RunBody::Streaming { .. } => None,
@@ -93,7 +117,7 @@ impl RunBody {
             return Poll::Ready(None);
         };
         let terminal = match std::task::ready!(source.poll_data(cx)) {
-            Some(Ok(data)) => return Poll::Ready(Some(Frame::data(data))),
+            Some(Ok(piece)) => return Poll::Ready(Some(Frame::data(piece.bytes))),
             Some(Err(e)) => Terminal::Error(e),
             None => Terminal::Complete { usage: None },
         };

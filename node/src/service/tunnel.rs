@@ -3,14 +3,15 @@
 //! Checks come in 004's order: the request itself, then who is asked, then room; a provider is called last.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, request};
 use http_body::Body;
-use iop_shared::execution::FailureCode;
 use iop_shared::execution::liveness::resolve_stall_timeout_ms;
+use iop_shared::execution::{ExecutionPath, FailureCode};
 use iop_shared::wire::headers;
-use iop_shared::wire::terminal::{NodeError, Terminal};
+use iop_shared::wire::terminal::NodeError;
 use iop_shared::wire::tunnel::TunnelHead;
 
 use super::body::{ResponseBody, failed};
@@ -20,12 +21,12 @@ use crate::providers::Ask;
 use crate::providers::client::SendBody;
 use crate::providers::registry::Permit;
 use crate::run::head;
-use crate::run::task::{RunBody, RunGuard};
+use crate::run::task::{self, Attempt, RunGuard};
 
 /// From the link: the head stands in the request's own path and headers.
 pub(super) async fn handle<B>(
     node: &Inner,
-    scope: &Scope,
+    scope: &Arc<Scope>,
     mut parts: request::Parts,
     body: B,
 ) -> Response<ResponseBody>
@@ -46,7 +47,7 @@ where
 /// One attempt, its head already read.
 pub(super) async fn run<B>(
     node: &Inner,
-    scope: &Scope,
+    scope: &Arc<Scope>,
     head: TunnelHead,
     headers: HeaderMap,
     body: B,
@@ -55,9 +56,19 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    match admit(node, scope, head, headers, body) {
-        Ok((guard, ask)) => dispatch(guard, ask).await,
-        Err(error) => refused(node, error),
+    let (guard, ask) = match admit(node, scope, head, headers, body) {
+        Ok(admitted) => admitted,
+        Err(error) => return refused(node, error),
+    };
+    match task::dispatch(guard, ask).await {
+        Ok(answer) => {
+            let mut response = answer.map(ResponseBody::run);
+            response
+                .headers_mut()
+                .insert(headers::ORIGIN, headers::ORIGIN_PROVIDER);
+            response
+        }
+        Err(error) => failed(error),
     }
 }
 
@@ -69,7 +80,7 @@ fn refused(node: &Inner, error: NodeError) -> Response<ResponseBody> {
 /// Everything that is decided before a provider is called.
 fn admit<B>(
     node: &Inner,
-    scope: &Scope,
+    scope: &Arc<Scope>,
     tunnel: TunnelHead,
     headers: HeaderMap,
     body: B,
@@ -84,7 +95,7 @@ where
             "the request's header list is larger than 128 KiB",
         )));
     }
-    resolve_stall_timeout_ms(tunnel.response_stall_timeout_ms).map_err(|e| invalid(e.to_string()))?;
+    let stall_timeout = stall_timeout(tunnel.response_stall_timeout_ms)?;
     let slot = node.registry.find(&tunnel.provider)?;
     slot.check(tunnel.endpoint, &tunnel.target)?;
     let permit = Permit::take(slot, &node.busy, &scope.busy, &node.metrics.in_flight)?;
@@ -92,12 +103,20 @@ where
     if node.is_draining() {
         return Err(NodeError::new(FailureCode::Draining, "the node is draining"));
     }
-    let guard = RunGuard::new(permit, Arc::clone(&node.metrics), tunnel.endpoint);
+    let attempt = Attempt {
+        path: ExecutionPath::ProviderTunnel,
+        endpoint: tunnel.endpoint,
+        run_id: tunnel.run_id,
+        attempt_id: tunnel.attempt_id,
+        target: tunnel.target,
+        stall_timeout,
+        scope: Arc::clone(scope),
+    };
+    let guard = RunGuard::new(permit, Arc::clone(&node.metrics), attempt);
     let ask = Ask {
         endpoint: tunnel.endpoint,
         method: tunnel.method,
         path: tunnel.path,
-        target: tunnel.target,
         headers,
         accept_encoding: tunnel.accept_encoding,
         body: SendBody::new(body),
@@ -105,20 +124,12 @@ where
     Ok((guard, ask))
 }
 
-async fn dispatch(mut guard: RunGuard, ask: Ask) -> Response<ResponseBody> {
-    let answer = guard.slot().backend.call(ask).await;
-    match answer {
-        Ok(answer) => {
-            guard.answered(answer.status());
-            let mut response = answer.map(|source| ResponseBody::run(RunBody::new(source, guard)));
-            response
-                .headers_mut()
-                .insert(headers::ORIGIN, headers::ORIGIN_PROVIDER);
-            response
-        }
-        Err(error) => {
-            guard.settle(&Terminal::Error(error.clone()));
-            failed(error)
-        }
-    }
+/// The stall timeout of a request, in milliseconds on the wire.
+///
+/// # Errors
+/// `invalid_request`, when it is negative or too large (004).
+pub(super) fn stall_timeout(ms: i64) -> Result<Duration, NodeError> {
+    resolve_stall_timeout_ms(ms)
+        .map(|ms| Duration::from_millis(ms.unsigned_abs()))
+        .map_err(|e| NodeError::new(FailureCode::InvalidRequest, e.to_string()))
 }

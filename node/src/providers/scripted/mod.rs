@@ -68,10 +68,10 @@ impl Scripted {
         }
     }
 
-    pub(crate) async fn call(&self, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
+    pub(crate) async fn call(&self, target: &str, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
         let steps;
         let mut ignores_cancel = false;
-        match (self.models.get(&ask.target), plan::api(ask.endpoint)) {
+        match (self.models.get(target), plan::api(ask.endpoint)) {
             (Some(model), Some(api)) if ask.method == Method::POST && ask.path.is_none() => {
                 let body = Limited::new(ask.body, MAX_BODY)
                     .collect()
@@ -85,7 +85,7 @@ impl Scripted {
                     .duration_since(SystemTime::UNIX_EPOCH)
                     .map_or(0, |d| d.as_secs());
                 let facts = Facts {
-                    target: &ask.target,
+                    target,
                     id: uuid::Uuid::now_v7(),
                     created,
                     attempt,
