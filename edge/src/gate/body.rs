@@ -11,15 +11,16 @@ use bytes::Bytes;
 use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
-use iop_shared::execution::{AttemptResult, FailureCode, Outcome};
+use iop_shared::execution::{AttemptResult, Outcome};
 use iop_shared::openai::event::{Dialect, TerminalKind};
 use iop_shared::openai::usage::usage_from_body;
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
+use super::attempt::Attempt;
 use super::closing;
-use super::exchange::{Answer, Attempt, Ended, outcome_of_status};
-use super::failure::{Failure, result_of_status};
+use super::exchange::{Answer, Ended, outcome_of_status};
+use super::failure::{CUT, LOST, ending, result_of_status};
 use super::guard::RequestGuard;
 use super::relay::{Closing, Relay, Step};
 use super::source::Pulled;
@@ -290,18 +291,11 @@ impl Live {
                 Poll::Ready(Pulled::Complete) => {
                     self.close(true, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
                 }
-                Poll::Ready(Pulled::Failed(error)) => match Failure::of_node(&error) {
-                    Failure::Own {
-                        error,
-                        message,
-                        result,
-                    } => self.close(false, result, error, message),
-                    Failure::Refused(FailureCode::Capacity | FailureCode::Draining)
-                    | Failure::Refused(_)
-                    | Failure::InBand(_) => {
-                        self.close(false, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
-                    }
-                },
+                Poll::Ready(Pulled::Failed(error)) => {
+                    attempt.failed_after_commit(self.guard.metrics(), &error);
+                    let (_, result, kind, message) = ending(error.code);
+                    self.close(false, result, kind, message);
+                }
                 Poll::Ready(Pulled::Lost) => {
                     self.close(false, AttemptResult::NodeLost, ErrorKind::NodeLost, LOST);
                 }
@@ -320,7 +314,7 @@ impl Live {
         let Some(mut attempt) = self.attempt.take() else {
             return;
         };
-        attempt.guard.settle(AttemptResult::Success);
+        attempt.settle(AttemptResult::Success);
         attempt
             .guard
             .usage(self.relay.usage(), UsageCompleteness::Complete);
@@ -340,7 +334,7 @@ impl Live {
         };
         match self.relay.finish(clean) {
             Ok(Closing::Complete) => {
-                attempt.guard.settle(AttemptResult::Success);
+                attempt.settle(AttemptResult::Success);
                 attempt
                     .guard
                     .usage(self.relay.usage(), UsageCompleteness::Complete);
@@ -375,9 +369,6 @@ impl Live {
         }
     }
 }
-
-const CUT: &str = "The provider ended the connection before its answer was complete.";
-const LOST: &str = "The connection to the provider's node was lost.";
 
 impl Drop for Live {
     fn drop(&mut self) {
@@ -433,7 +424,10 @@ impl Long {
                 Ok(None)
             }
             Pulled::Complete => self.breaks(AttemptResult::Cut),
-            Pulled::Failed(error) => self.breaks(Failure::of_node(&error).result()),
+            Pulled::Failed(error) => {
+                attempt.failed_after_commit(self.guard.metrics(), &error);
+                self.breaks(ending(error.code).1)
+            }
             Pulled::Lost => self.breaks(AttemptResult::NodeLost),
         })
     }
@@ -459,7 +453,7 @@ impl Long {
         let Some(mut attempt) = self.attempt.take() else {
             return;
         };
-        attempt.guard.settle(self.result);
+        attempt.settle(self.result);
         if let Some(usage) = usage_from_body(&self.tail) {
             attempt.guard.usage(Some(usage), UsageCompleteness::Complete);
         }
@@ -548,6 +542,10 @@ impl Opened {
             Answer::Whole { head, body } => {
                 guard.settle(outcome_of_status(head.status));
                 closing::late_answer(dialect, head.status, &body)
+            }
+            Answer::FailedStream { events, .. } => {
+                guard.settle(Outcome::ProviderError);
+                events
             }
             Answer::Long { head, prefix, .. } => {
                 guard.settle(outcome_of_status(head.status));

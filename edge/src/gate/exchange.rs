@@ -1,95 +1,51 @@
-//! One client request on its way: acquire a lease, dispatch, hold until there is something to answer.
+//! One client request on its way: lease, attempt, and what follows a failed one.
 //!
-//! Every attempt of every `/v1` request goes through `Exchange::run`; the decision what follows a failed attempt
-//! stands in `Exchange::after`. Dropping the future drops the lease, the node's stream and the provider's connection.
+//! Every attempt of every `/v1` request goes through `Exchange::run`. Whether another follows is `recovery`'s decision;
+//! the facts are gathered in `Exchange::follows`. Dropping the future drops the lease, the node's stream and the
+//! provider's connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use http::header::{self, HeaderMap, HeaderValue};
-use http::{Method, StatusCode};
-use iop_shared::execution::{AttemptResult, Endpoint, FailureCode, Outcome};
-use iop_shared::ids::{AttemptId, ProviderKey, RunId};
-use iop_shared::openai::event::{Dialect, leading_response_id, response_id};
-use iop_shared::openai::multipart::{self, MultipartFacts};
-use iop_shared::openai::request::{RequestFacts, SplicedBody, splice};
-use iop_shared::openai::usage::usage_from_body;
-use iop_shared::wire::headers as wire_headers;
-use iop_shared::wire::tunnel::TunnelHead;
+use bytes::Bytes;
+use http::StatusCode;
+use iop_shared::execution::{AttemptFence, CommitState, Outcome, ProviderHealth, RecoveryResult};
+use iop_shared::ids::ProviderKey;
+use iop_shared::openai::event::Dialect;
 
-use super::failure::{Failure, in_band_status, is_retryable, result_of_status};
-use super::guard::{AttemptGuard, RequestGuard};
+use super::asked::Asked;
+use super::attempt::Attempt;
+use super::cycle::{Cycle, Stalled};
+use super::failure::{Failed, Failure};
+use super::guard::RequestGuard;
 use super::head;
-use super::relay::{Relay, Step};
-use super::source::{Pulled, Source};
+use super::recovery::{Cause, Facts, Plan, decide};
+use super::relay::Relay;
 use crate::app::App;
+use crate::config::OnNodeLost;
 use crate::error::{ApiError, ErrorKind};
-use crate::http::payload::Reservation;
-use crate::http::server::ConnHandle;
-use crate::metrics::UsageCompleteness;
-use crate::pool::{Ask, Lease, Model, Refused, Who};
+use crate::pool::{Ask, Refused};
 
 /// `Retry-After` of a full or timed-out queue.
 const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// `Retry-After` where no provider is there at all.
 const ABSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The client's body, kept until commit so that it can be sent again.
-pub(crate) enum Payload {
-    Json {
-        body: Bytes,
-        facts: RequestFacts,
-    },
-    Multipart {
-        body: Bytes,
-        facts: MultipartFacts,
-    },
-    /// Sent on unread.
-    Opaque(Bytes),
-    /// `GET` and `DELETE`.
-    Empty,
-}
-
-/// What one client request asks for.
-pub(crate) struct Asked {
-    pub(crate) endpoint: Endpoint,
-    pub(crate) method: Method,
-    /// Path and query below `/v1/` where it is not the endpoint's own.
-    pub(crate) path: Option<String>,
-    pub(crate) model: Arc<Model>,
-    /// State of this request lives at this provider only (gateway.md §13).
-    pub(crate) pinned: Option<(ProviderKey, Arc<str>)>,
-    /// The client's end-to-end headers as a provider may see them.
-    pub(crate) headers: HeaderMap,
-    pub(crate) accept_encoding: Option<HeaderValue>,
-    pub(crate) payload: Payload,
-    /// The body asked for a stream.
-    pub(crate) stream: bool,
-    /// Choices asked for.
-    pub(crate) choices: u32,
-    /// The client asked for the usage chunk itself.
-    pub(crate) wants_usage: bool,
-    /// Its answer is new: tokens are counted and its id is remembered. A stored response that is asked for again is not.
-    pub(crate) makes_state: bool,
-    /// The response or conversation that this request goes on from.
-    pub(crate) state_id: Option<String>,
-    /// The body's part of the memory for bodies, given back with it.
-    pub(crate) _held: Option<Reservation>,
-    pub(crate) run_id: RunId,
-    pub(crate) who: Who,
-    /// What its prompt has in common with others, where its model wants that (G30).
-    pub(crate) affinity: Option<u64>,
-    pub(crate) conn: Option<ConnHandle>,
-}
-
 /// One client request on its way. What was asked is boxed: futures are moved, and what they hold moves with them.
 pub(crate) struct Exchange {
     pub(super) app: Arc<App>,
-    asked: Box<Asked>,
-    guard: RequestGuard,
+    pub(super) asked: Box<Asked>,
+    pub(super) guard: RequestGuard,
     attempts: Attempts,
+    /// Providers that were asked already, the last one last (004 `AvoidProviderID`).
+    tried: Vec<ProviderKey>,
+    /// 004 `AllowAvoidedProviderFallback`.
+    same_allowed: bool,
+    started: Instant,
+    /// Time spent waiting for a provider, which counts against no budget.
+    queued: Duration,
+    cycle: Cycle,
 }
 
 /// Attempts made so far, seen also by a keep-alive opening (G53).
@@ -111,13 +67,6 @@ impl Attempts {
     }
 }
 
-/// One dispatch that has a provider's head.
-pub(crate) struct Attempt {
-    pub(crate) source: Source,
-    pub(crate) guard: AttemptGuard,
-    pub(crate) lease: Lease,
-}
-
 /// What a request came to.
 pub(crate) enum Answer {
     /// A committed stream.
@@ -130,6 +79,11 @@ pub(crate) enum Answer {
     Whole {
         head: head::Head,
         body: Bytes,
+    },
+    /// A stream that said nothing but that it failed: its events, complete.
+    FailedStream {
+        head: head::Head,
+        events: Bytes,
     },
     /// A body too large to hold: what was read, and the rest.
     Long {
@@ -153,33 +107,19 @@ pub(crate) struct Ended {
     pub(crate) dialect: Dialect,
 }
 
-impl Asked {
-    fn dialect(&self) -> Dialect {
-        match self.endpoint {
-            Endpoint::Chat => Dialect::Chat,
-            Endpoint::Completions => Dialect::Completions,
-            Endpoint::Responses => Dialect::Responses,
-            Endpoint::Embeddings
-            | Endpoint::Rerank
-            | Endpoint::Moderations
-            | Endpoint::Images
-            | Endpoint::Audio => Dialect::Other,
-        }
-    }
-
-    /// Usage is counted on every stream; where the client did not ask, the gateway asks and hides the answer (G14).
-    fn injects_usage(&self) -> bool {
-        self.stream && !self.wants_usage && matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions)
-    }
-}
-
 impl Exchange {
     pub(crate) fn new(app: Arc<App>, asked: Box<Asked>, guard: RequestGuard) -> Self {
+        let cycle = Cycle::new(app.metrics.clone());
         Self {
             app,
             asked,
             guard,
             attempts: Attempts::default(),
+            tried: Vec::new(),
+            same_allowed: false,
+            started: Instant::now(),
+            queued: Duration::ZERO,
+            cycle,
         }
     }
 
@@ -204,295 +144,87 @@ impl Exchange {
 
     async fn answer(&mut self) -> Answer {
         let mut since = None;
+        // What the last failed attempt leaves for the client, should no other come about.
+        let mut last: Option<Box<Answer>> = None;
         loop {
             let asked_at = Instant::now();
-            let ask = Ask {
-                model: &self.asked.model,
-                endpoint: self.asked.endpoint,
-                pinned: self.asked.pinned.as_ref(),
-                since,
-                who: &self.asked.who,
-                affinity: self.asked.affinity,
-                avoid: &[],
-                allow_avoided: false,
-            };
-            let lease = match self.app.pool.acquire(ask).await {
+            let acquired = self.app.pool.acquire(self.ask(since)).await;
+            self.queued += asked_at.elapsed();
+            let lease = match acquired {
                 Ok(lease) => lease,
-                Err(refused) => return Answer::Own(refusal(refused)),
+                Err(refused) => {
+                    self.cycle.resolved(RecoveryResult::NotSelected);
+                    return last.map_or_else(|| Answer::Own(refusal(refused)), |answer| *answer);
+                }
             };
+            self.attempts.begin();
+            self.cycle.resolved(RecoveryResult::Redispatched);
+            let provider = lease.provider().clone();
+            let replay = lease.replay();
             match self.attempt(lease).await {
                 Ok(answer) => return answer,
-                Err(failure) => {
-                    if let Some(answer) = self.after(failure) {
-                        return answer;
-                    }
+                Err(Failed::Refused) => {
+                    self.attempts.take_back();
                     since.get_or_insert(asked_at);
                 }
-            }
-        }
-    }
-
-    /// What follows a failed attempt: an answer, or `None` for another. A refusal for want of room queues again; every
-    /// other failure is answered.
-    fn after(&mut self, failure: Failure) -> Option<Answer> {
-        match failure {
-            Failure::Refused(FailureCode::Capacity | FailureCode::Draining) => {
-                self.attempts.take_back();
-                None
-            }
-            // A refused credential is the gateway's own affair, and the provider's text may show a part of it (G11).
-            Failure::InBand(error) if error.status == Some(StatusCode::UNAUTHORIZED.as_u16()) => {
-                let refused = Failure::unusable(
-                    "The provider refused the gateway's credential.",
-                    StatusCode::UNAUTHORIZED,
-                );
-                Some(Answer::Own(refused.into_error()))
-            }
-            Failure::InBand(error) => Some(Answer::InBand {
-                status: in_band_status(&error),
-                object: error.raw,
-            }),
-            other @ (Failure::Own { .. } | Failure::Refused(_)) => Some(Answer::Own(other.into_error())),
-        }
-    }
-
-    async fn attempt(&mut self, lease: Lease) -> Result<Answer, Failure> {
-        self.attempts.begin();
-        let mut guard = AttemptGuard::new(self.app.metrics.clone(), self.asked.makes_state);
-        match self.dispatch(&lease).await {
-            Ok((head, source)) => self.read(head, Attempt { source, guard, lease }).await,
-            Err(failure) => {
-                guard.settle(failure.result());
-                if matches!(failure, Failure::Refused(_)) {
-                    lease.refused();
-                }
-                Err(failure)
-            }
-        }
-    }
-
-    async fn dispatch(&self, lease: &Lease) -> Result<(head::Head, Source), Failure> {
-        let (head, body) = self.tunnel(lease);
-        let headers = self.asked.headers.clone();
-        let response = lease
-            .session()
-            .tunnel(head, headers, body)
-            .await
-            .map_err(|_| Failure::node_lost())?;
-        let (parts, body) = response.into_parts();
-        let mut source = Source::new(body);
-        if parts.headers.get(wire_headers::ORIGIN) == Some(&wire_headers::ORIGIN_PROVIDER) {
-            return Ok((head::Head::of_provider(parts), source));
-        }
-        // The node answered itself: an empty body and the reason in its terminal.
-        loop {
-            match source.pull().await {
-                Pulled::Data(_) => {}
-                Pulled::Failed(error) => return Err(Failure::of_node(&error)),
-                Pulled::Complete | Pulled::Lost => return Err(Failure::node_lost()),
-            }
-        }
-    }
-
-    fn tunnel(&self, lease: &Lease) -> (TunnelHead, SplicedBody) {
-        let (asked, target) = (&*self.asked, lease.target());
-        let body = match &asked.payload {
-            Payload::Json { body, facts } => splice(body, facts, target, asked.injects_usage()),
-            Payload::Multipart { body, facts } => multipart::splice(body, facts, target),
-            Payload::Opaque(body) => SplicedBody::whole(body.clone()),
-            Payload::Empty => SplicedBody::whole(Bytes::new()),
-        };
-        let head = TunnelHead {
-            endpoint: asked.endpoint,
-            run_id: asked.run_id,
-            attempt_id: AttemptId(uuid::Uuid::now_v7()),
-            provider: lease.provider_id().clone(),
-            target: target.to_string(),
-            response_stall_timeout_ms: i64::try_from(lease.stall_timeout().as_millis()).unwrap_or(i64::MAX),
-            method: asked.method.clone(),
-            path: asked.path.clone(),
-            accept_encoding: asked.accept_encoding.clone(),
-        };
-        (head, body)
-    }
-
-    async fn read(&mut self, head: head::Head, mut attempt: Attempt) -> Result<Answer, Failure> {
-        if let Some(conn) = &self.asked.conn {
-            conn.limit_write_stall(attempt.lease.stall_timeout() / 2);
-        }
-        let read = match head::judge(
-            &head,
-            self.asked.endpoint,
-            self.asked.stream,
-            self.asked.accept_encoding.as_ref(),
-        ) {
-            head::Shape::Unusable(why) => Err(Failure::unusable(why, head.status)),
-            head::Shape::Events => self
-                .read_stream(head, &mut attempt)
-                .await
-                .map(|(head, relay)| (head, Read::Stream(relay))),
-            head::Shape::Whole { json } => self.read_whole(head, json, &mut attempt).await,
-        };
-        match read {
-            Ok((head, Read::Stream(relay))) => Ok(Answer::Stream { head, relay, attempt }),
-            Ok((head, Read::Long(prefix))) => Ok(Answer::Long {
-                head,
-                prefix,
-                attempt,
-            }),
-            Ok((head, Read::Whole(body))) => Ok(Answer::Whole { head, body }),
-            Err(failure) => {
-                attempt.guard.settle(failure.result());
-                Err(failure)
-            }
-        }
-    }
-
-    /// Holds a stream until content arrives (G52).
-    async fn read_stream(
-        &mut self,
-        head: head::Head,
-        attempt: &mut Attempt,
-    ) -> Result<(head::Head, Box<Relay>), Failure> {
-        let mut relay = Box::new(Relay::new(
-            self.asked.dialect(),
-            self.asked.choices,
-            self.asked.injects_usage(),
-            self.app.settings.gate.hold_bytes,
-        ));
-        loop {
-            match attempt.source.pull().await {
-                Pulled::Data(chunk) => match relay.feed(&chunk) {
-                    Step::Hold => {}
-                    Step::Fail(refusal) => return Err(Failure::of_refusal(refusal)),
-                    Step::Forward | Step::End(_) => break,
-                },
-                Pulled::Complete => match relay.finish(true) {
-                    Err(refusal) => return Err(Failure::of_refusal(refusal)),
-                    Ok(_) => break,
-                },
-                Pulled::Failed(error) => return Err(Failure::of_node(&error)),
-                Pulled::Lost => return Err(Failure::node_lost()),
-            }
-        }
-        self.guard.first_token(Instant::now());
-        let ids = [
-            relay.response_id(),
-            relay.conversation(),
-            self.asked.state_id.as_deref(),
-        ];
-        self.remember(ids, &attempt.lease);
-        Ok((head, relay))
-    }
-
-    /// Holds a whole body up to `hold_bytes` (G52).
-    async fn read_whole(
-        &mut self,
-        mut head: head::Head,
-        json: bool,
-        attempt: &mut Attempt,
-    ) -> Result<(head::Head, Read), Failure> {
-        let hold = self.app.settings.gate.hold_bytes;
-        let mut first = Bytes::new();
-        let mut more = BytesMut::new();
-        loop {
-            match attempt.source.pull().await {
-                Pulled::Data(chunk) if first.is_empty() && more.is_empty() => first = chunk,
-                Pulled::Data(chunk) => {
-                    if more.is_empty() {
-                        more.reserve(first.len() + chunk.len());
-                        more.extend_from_slice(&first);
-                        first = Bytes::new();
+                Err(Failed::By(failure)) => {
+                    since = None;
+                    self.tried.retain(|tried| *tried != provider);
+                    self.tried.push(provider);
+                    if !self.follows(&failure, replay) {
+                        return *failure.last;
                     }
-                    more.extend_from_slice(&chunk);
+                    last = Some(failure.last);
                 }
-                Pulled::Complete => break,
-                Pulled::Failed(error) => return Err(Failure::of_node(&error)),
-                Pulled::Lost => return Err(Failure::node_lost()),
-            }
-            if first.len() + more.len() > hold {
-                let prefix = if more.is_empty() { first } else { more.freeze() };
-                let id = leading_response_id(&prefix).filter(|_| self.asked.endpoint == Endpoint::Responses);
-                self.remember([id.as_deref(), None, None], &attempt.lease);
-                return Ok((head, Read::Long(prefix)));
-            }
-        }
-        let body = if more.is_empty() { first } else { more.freeze() };
-        if head.provider_length.is_some_and(|n| n != body.len() as u64) && self.asked.method != Method::HEAD {
-            return Err(Failure::Own {
-                error: ErrorKind::ProviderDisconnected,
-                message: "The provider's answer is shorter than it said.",
-                result: AttemptResult::Cut,
-            });
-        }
-        if json && head.status.is_success() && head.status != StatusCode::NO_CONTENT {
-            self.check_json(&head, &body)?;
-        }
-        attempt.guard.settle(result_of_status(head.status));
-        if head.status.is_success() {
-            if self.asked.makes_state {
-                if let Some(usage) = usage_from_body(&body) {
-                    attempt.guard.usage(Some(usage), UsageCompleteness::Complete);
-                }
-                if self.asked.endpoint == Endpoint::Responses {
-                    let identity = response_id(&body);
-                    let ids = [
-                        identity.id.as_deref(),
-                        identity.conversation.as_deref(),
-                        self.asked.state_id.as_deref(),
-                    ];
-                    self.remember(ids, &attempt.lease);
-                }
-            }
-        } else if is_retryable(head.status) {
-            head.forbid_client_retry();
-        }
-        Ok((head, Read::Whole(body)))
-    }
-
-    /// Where the state of this answer lives: under its own id, its conversation's and the one it went on from.
-    fn remember(&self, ids: [Option<&str>; 3], lease: &Lease) {
-        if self.asked.makes_state {
-            for id in ids.into_iter().flatten() {
-                self.app.remember_response(id, lease);
             }
         }
     }
 
-    /// A JSON endpoint's 200 has to be JSON, and must not be an error in disguise (G58).
-    fn check_json(&self, head: &head::Head, body: &Bytes) -> Result<(), Failure> {
-        let starts_as_json = body
-            .iter()
-            .find(|b| !b.is_ascii_whitespace())
-            .is_some_and(|b| matches!(b, b'{' | b'['));
-        if !starts_as_json && !head.headers.contains_key(header::CONTENT_ENCODING) {
-            return Err(Failure::unusable(
-                "The provider's answer is not JSON.",
-                head.status,
-            ));
-        }
-        // Without a length nothing but the text itself says that it is whole.
-        if head.provider_length.is_none()
-            && !head.headers.contains_key(header::CONTENT_ENCODING)
-            && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_err()
-        {
-            return Err(Failure::Own {
-                error: ErrorKind::ProviderDisconnected,
-                message: "The provider ended the connection before its answer was complete.",
-                result: AttemptResult::Cut,
-            });
-        }
-        match iop_shared::openai::event::error_in_body(self.asked.dialect(), body) {
-            Some(error) => Err(Failure::InBand(error)),
-            None => Ok(()),
+    fn ask(&self, since: Option<Instant>) -> Ask<'_> {
+        Ask {
+            model: &self.asked.model,
+            endpoint: self.asked.endpoint,
+            pinned: self.asked.pinned.as_ref(),
+            since,
+            who: &self.asked.who,
+            affinity: self.asked.affinity,
+            avoid: &self.tried,
+            allow_avoided: self.same_allowed,
         }
     }
-}
 
-enum Read {
-    Stream(Box<Relay>),
-    Whole(Bytes),
-    Long(Bytes),
+    /// Whether another attempt follows a failed one. `replay`: its provider allows that.
+    fn follows(&mut self, failure: &Failure, replay: bool) -> bool {
+        let gate = &self.app.settings.gate;
+        let elapsed = self.started.elapsed().saturating_sub(self.queued);
+        let stall = failure.stall;
+        let facts = Facts {
+            cause: failure.cause,
+            handoff: stall.is_some_and(|s| s.observation.handoff),
+            fence: stall.map_or(AttemptFence::Unknown, |s| s.observation.fence),
+            health: stall.map_or(ProviderHealth::Unknown, |s| s.observation.health),
+            commit: CommitState::TransportUncommitted,
+            // A client that leaves drops this future: see `AttemptGuard`.
+            cancelled: false,
+            replay_safe: self.asked.replay_safe(),
+            budget: self.attempts.get() < gate.max_attempts && elapsed < gate.max_elapsed,
+            snapshot: self.asked.snapshot_bytes() <= gate.snapshot_bytes,
+            allowed: replay && (failure.cause != Cause::NodeLost || gate.on_node_lost == OnNodeLost::Replay),
+            comes_back: failure.retry_after.is_some(),
+            prospects: self.app.pool.prospects(&self.ask(None)),
+        };
+        let decision = decide(&facts);
+        if let Some(stall) = stall {
+            let stalled = Stalled {
+                path: stall.path,
+                health: facts.health,
+                commit: facts.commit,
+            };
+            self.cycle.decided(stalled, decision.eligibility);
+        }
+        self.same_allowed = decision.plan == Plan::SameAllowed;
+        decision.plan != Plan::Answer
+    }
 }
 
 fn refusal(refused: Refused) -> ApiError {

@@ -1,10 +1,16 @@
 //! What must happen on every exit, armed before the first await: exactly one outcome per request, one result per attempt.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use iop_shared::execution::{AttemptResult, Outcome};
+use iop_shared::execution::{
+    AttemptFence, AttemptResult, CommitState, ExecutionPath, Outcome, ProviderHealth,
+};
 use iop_shared::openai::usage::Usage;
+
+use super::cycle::{Stalled, observe};
+use super::recovery::{Cause, Facts, decide};
+use crate::pool::Prospects;
 
 use crate::http::request_id::RequestId;
 use crate::metrics::{EndpointLabel, Metrics, UsageCompleteness};
@@ -41,6 +47,10 @@ impl RequestGuard {
     /// Says how the request ended; the first word counts.
     pub(crate) fn settle(&mut self, outcome: Outcome) {
         self.outcome.get_or_insert(outcome);
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Keeps something until the request has ended.
@@ -103,16 +113,38 @@ pub(crate) struct AttemptGuard {
     /// A stored answer that is asked for again was counted when it was made.
     counts_usage: bool,
     usage: Option<(Option<Usage>, UsageCompleteness)>,
+    path: ExecutionPath,
+    /// The node's stall limit; `None` once something has been committed.
+    stall_limit: Option<Duration>,
+    progressed: Instant,
 }
 
 impl AttemptGuard {
-    pub(crate) fn new(metrics: Arc<Metrics>, counts_usage: bool) -> Self {
+    pub(crate) fn new(
+        metrics: Arc<Metrics>,
+        counts_usage: bool,
+        path: ExecutionPath,
+        stall_limit: Duration,
+    ) -> Self {
         Self {
             metrics,
             result: None,
             counts_usage,
             usage: None,
+            path,
+            stall_limit: Some(stall_limit),
+            progressed: Instant::now(),
         }
+    }
+
+    /// Something came from the node.
+    pub(crate) fn progress(&mut self, now: Instant) {
+        self.progressed = now;
+    }
+
+    /// Something leaves for the client.
+    pub(crate) fn committed(&mut self) {
+        self.stall_limit = None;
     }
 
     /// Says how the attempt ended; the first word counts.
@@ -124,10 +156,49 @@ impl AttemptGuard {
     pub(crate) fn usage(&mut self, usage: Option<Usage>, completeness: UsageCompleteness) {
         self.usage = self.counts_usage.then_some((usage, completeness));
     }
+
+    /// The client left while the node was establishing a stall: the limit had passed, and its terminal was due.
+    fn left_in_a_stall(&self) -> bool {
+        self.result.is_none()
+            && self
+                .stall_limit
+                .is_some_and(|limit| self.progressed.elapsed() >= limit)
+            && !std::thread::panicking()
+    }
+}
+
+/// The decision on a stall whose caller has gone.
+fn abandoned() -> Facts {
+    Facts {
+        cause: Cause::Stall,
+        handoff: true,
+        fence: AttemptFence::Confirmed,
+        health: ProviderHealth::Unknown,
+        commit: CommitState::TransportUncommitted,
+        cancelled: true,
+        replay_safe: true,
+        budget: true,
+        snapshot: true,
+        allowed: true,
+        comes_back: false,
+        prospects: Prospects {
+            other: false,
+            same: false,
+        },
+    }
 }
 
 impl Drop for AttemptGuard {
     fn drop(&mut self) {
+        if self.left_in_a_stall() {
+            let facts = abandoned();
+            let stalled = Stalled {
+                path: self.path,
+                health: facts.health,
+                commit: facts.commit,
+            };
+            observe(&self.metrics, stalled, decide(&facts).eligibility);
+        }
         self.metrics
             .attempts
             .at((self.result.unwrap_or(AttemptResult::Cancelled),))

@@ -3,12 +3,16 @@
 //! Nothing reaches the client before the first content (G52); what happened until then stays inside. After it there is
 //! no second attempt: the stream ends as the provider ended it, or with one typed error (G56). Knows no sockets.
 
+mod asked;
+mod attempt;
 mod body;
 mod closing;
+mod cycle;
 mod exchange;
 mod failure;
 mod guard;
 mod head;
+mod recovery;
 mod relay;
 mod source;
 
@@ -17,9 +21,11 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::Response;
 use http::header::{self, HeaderValue};
+use iop_shared::execution::Outcome;
 
+pub(crate) use asked::{Asked, Payload};
 pub use body::{Aborted, GateBody};
-pub(crate) use exchange::{Asked, Exchange, Payload};
+pub(crate) use exchange::Exchange;
 pub(crate) use guard::RequestGuard;
 pub(crate) use head::X_IOP_ATTEMPTS;
 
@@ -66,6 +72,9 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
         Answer::Whole { head, body } => {
             let outcome = outcome_of_status(head.status);
             head.into_response(attempts, GateBody::full(body, guard, outcome))
+        }
+        Answer::FailedStream { head, events } => {
+            head.into_response(attempts, GateBody::full(events, guard, Outcome::ProviderError))
         }
         Answer::Long {
             head,

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use iop_shared::openai::event::{
-    CommittedFacts, Dialect, EventKind, InBandError, TerminalKind, classify, response_id, scan_committed,
-    sequence_number,
+    CommittedFacts, Dialect, EventKind, InBandError, TerminalKind, classify, error_of_failed, response_id,
+    scan_committed, sequence_number,
 };
 use iop_shared::openai::sse::{SseEvent, SseScanner};
 use iop_shared::openai::usage::Usage;
@@ -93,6 +93,8 @@ pub(crate) struct Relay {
     finished: u32,
     usage: Option<Usage>,
     failed_in_band: bool,
+    /// What a `response.failed` said that came before any content.
+    early_failure: Option<InBandError>,
 }
 
 enum Fate {
@@ -126,6 +128,7 @@ impl Relay {
             finished: 0,
             usage: None,
             failed_in_band: false,
+            early_failure: None,
         }
     }
 
@@ -145,6 +148,11 @@ impl Relay {
     /// The provider reported its own failure inside the stream.
     pub(crate) fn failed_in_band(&self) -> bool {
         self.failed_in_band
+    }
+
+    /// What a `response.failed` said that came before any content: nothing has left, though it could.
+    pub(crate) fn early_failure(&self) -> Option<&InBandError> {
+        self.early_failure.as_ref()
     }
 
     /// The id of a Responses stream, once seen.
@@ -277,7 +285,8 @@ impl Relay {
             }
             return self.judge_committed(facts);
         }
-        match classify(self.dialect, name, data) {
+        let kind = classify(self.dialect, name, data);
+        match kind {
             EventKind::Preamble | EventKind::Ignored => {
                 if self.dialect == Dialect::Responses && self.response_id.is_none() {
                     self.identify(data);
@@ -293,6 +302,9 @@ impl Relay {
                 Fate::Drop
             }
             EventKind::Content | EventKind::Finish | EventKind::UsageOnly | EventKind::Terminal(_) => {
+                if kind == EventKind::Terminal(TerminalKind::Failed) {
+                    self.early_failure = Some(error_of_failed(data));
+                }
                 self.state = State::Committed;
                 if self.dialect == Dialect::Responses && self.response_id.is_none() {
                     self.identify(data);

@@ -31,6 +31,11 @@ impl Source {
         Self { body: Some(body) }
     }
 
+    /// Nothing to read.
+    pub(crate) fn none() -> Self {
+        Self { body: None }
+    }
+
     pub(crate) fn poll_pull(&mut self, cx: &mut Context<'_>) -> Poll<Pulled> {
         loop {
             let Some(body) = self.body.as_mut() else {

@@ -13,7 +13,9 @@ use bytes::Bytes;
 use memchr::memmem::{self, Finder};
 
 pub use make::{chat_error_event, responses_created_event, responses_failed_event};
-pub use parse::{Identity, error_in_body, leading_response_id, response_id, sequence_number};
+pub use parse::{
+    Identity, error_in_body, error_of_failed, leading_response_id, response_id, sequence_number,
+};
 
 use super::usage::Usage;
 use parse::{ChatChunk, ResponsesEvent, other_committed};

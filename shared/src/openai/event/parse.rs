@@ -295,6 +295,15 @@ pub fn error_in_body(dialect: Dialect, body: &[u8]) -> Option<InBandError> {
     (truthy(error) && !answers).then(|| in_band(error, body))
 }
 
+/// The error that a `response.failed` carries inside its response.
+pub fn error_of_failed(data: &[u8]) -> InBandError {
+    let response = read(data, ["response"]).and_then(|[response]| response);
+    let error = response
+        .and_then(|r| read(r.get().as_bytes(), ["error"]))
+        .and_then(|[error]| error);
+    in_band(error, b"{}")
+}
+
 /// Which response an event or a whole Responses body belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {

@@ -1,0 +1,276 @@
+//! Whether a failed attempt is followed by another (G55, seed 004): one total function of the facts. Pure.
+//!
+//! It decides; `exchange` gathers the facts and acts. Nothing else in the gate weighs a replay.
+
+use iop_shared::execution::{AttemptFence, CommitState, Eligibility, ProviderHealth};
+
+use crate::pool::Prospects;
+
+/// What made an attempt fail, as far as a replay is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Nothing was sent to a provider: always safe to send elsewhere.
+    Connect,
+    /// The node's watchdog ended it (004 `response_stalled`).
+    Stall,
+    /// The link went down under it.
+    NodeLost,
+    /// No content in time (G54).
+    FirstContent,
+    /// The provider said no in a way that may pass: 408, 409, 425, 429, 5xx, or such an error inside a 200.
+    Answered,
+    /// Cut, empty, malformed, or no answer to what was asked.
+    Broken,
+    /// The request itself is at fault: another provider would say the same (G59).
+    Final,
+}
+
+/// Everything the decision looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) cause: Cause,
+    /// 004 `recovery_handoff=confirmed`; looked at for a stall only, as the fence and the health are.
+    pub(crate) handoff: bool,
+    pub(crate) fence: AttemptFence,
+    pub(crate) health: ProviderHealth,
+    pub(crate) commit: CommitState,
+    /// The client has left.
+    pub(crate) cancelled: bool,
+    /// No tool of the request runs at the provider, and no state of it lives there.
+    pub(crate) replay_safe: bool,
+    /// Attempts and time are left.
+    pub(crate) budget: bool,
+    /// The request's bytes are still here.
+    pub(crate) snapshot: bool,
+    /// The operator allows a replay after a failure there.
+    pub(crate) allowed: bool,
+    /// The provider said when it may be asked again.
+    pub(crate) comes_back: bool,
+    pub(crate) prospects: Prospects,
+}
+
+/// What follows a failed attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// The client gets what there is.
+    Answer,
+    /// Another provider; none that was tried.
+    Elsewhere,
+    /// The one that failed may be taken again, if no other is there.
+    SameAllowed,
+}
+
+/// 004's word for it, and what to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) eligibility: Eligibility,
+    pub(crate) plan: Plan,
+}
+
+/// The first gate that is closed names the reason.
+pub(crate) fn decide(facts: &Facts) -> Decision {
+    let closed = |eligibility| Decision {
+        eligibility,
+        plan: Plan::Answer,
+    };
+    let open = |plan| Decision {
+        eligibility: Eligibility::Eligible,
+        plan,
+    };
+    let stalled = facts.cause == Cause::Stall;
+    if facts.cause == Cause::Final {
+        closed(Eligibility::Other)
+    } else if stalled && !facts.handoff {
+        closed(Eligibility::NoOwner)
+    } else if facts.commit != CommitState::TransportUncommitted {
+        closed(Eligibility::PostCommit)
+    } else if stalled && facts.fence != AttemptFence::Confirmed {
+        closed(Eligibility::UnconfirmedFence)
+    } else if facts.cancelled {
+        closed(Eligibility::CallerCancelled)
+    } else if !facts.replay_safe && facts.cause != Cause::Connect {
+        closed(Eligibility::ToolSideEffect)
+    } else if !facts.budget {
+        closed(Eligibility::BudgetExhausted)
+    } else if !facts.snapshot || !facts.allowed {
+        closed(Eligibility::Other)
+    } else if facts.prospects.other {
+        open(Plan::Elsewhere)
+    } else if !facts.prospects.same {
+        closed(Eligibility::NoCandidate)
+    } else if (stalled && facts.health == ProviderHealth::Available) || facts.comes_back {
+        open(Plan::SameAllowed)
+    } else {
+        closed(Eligibility::SameProviderForbidden)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAUSES: [Cause; 7] = [
+        Cause::Connect,
+        Cause::Stall,
+        Cause::NodeLost,
+        Cause::FirstContent,
+        Cause::Answered,
+        Cause::Broken,
+        Cause::Final,
+    ];
+
+    /// A stall that may be replayed elsewhere.
+    fn best() -> Facts {
+        Facts {
+            cause: Cause::Stall,
+            handoff: true,
+            fence: AttemptFence::Confirmed,
+            health: ProviderHealth::Unknown,
+            commit: CommitState::TransportUncommitted,
+            cancelled: false,
+            replay_safe: true,
+            budget: true,
+            snapshot: true,
+            allowed: true,
+            comes_back: false,
+            prospects: Prospects {
+                other: true,
+                same: true,
+            },
+        }
+    }
+
+    /// Every combination of facts.
+    fn all() -> impl Iterator<Item = Facts> {
+        CAUSES.into_iter().flat_map(|cause| {
+            AttemptFence::ALL.iter().flat_map(move |fence| {
+                ProviderHealth::ALL.iter().flat_map(move |health| {
+                    CommitState::ALL.iter().flat_map(move |commit| {
+                        (0_u32..1 << 9).map(move |bits| {
+                            let bit = |n: u32| bits >> n & 1 == 1;
+                            Facts {
+                                cause,
+                                handoff: bit(0),
+                                fence: *fence,
+                                health: *health,
+                                commit: *commit,
+                                cancelled: bit(1),
+                                replay_safe: bit(2),
+                                budget: bit(3),
+                                snapshot: bit(4),
+                                allowed: bit(5),
+                                comes_back: bit(6),
+                                prospects: Prospects {
+                                    other: bit(7),
+                                    same: bit(8),
+                                },
+                            }
+                        })
+                    })
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn each_closed_gate_names_itself_and_the_first_one_wins() {
+        let mut facts = Facts {
+            handoff: false,
+            commit: CommitState::StreamOpen,
+            fence: AttemptFence::Unconfirmed,
+            cancelled: true,
+            replay_safe: false,
+            budget: false,
+            snapshot: false,
+            prospects: Prospects {
+                other: false,
+                same: false,
+            },
+            ..best()
+        };
+        let mut open: Vec<(Eligibility, fn(&mut Facts))> = vec![
+            (Eligibility::NoOwner, |f| f.handoff = true),
+            (Eligibility::PostCommit, |f| {
+                f.commit = CommitState::TransportUncommitted;
+            }),
+            (Eligibility::UnconfirmedFence, |f| {
+                f.fence = AttemptFence::Confirmed;
+            }),
+            (Eligibility::CallerCancelled, |f| f.cancelled = false),
+            (Eligibility::ToolSideEffect, |f| f.replay_safe = true),
+            (Eligibility::BudgetExhausted, |f| f.budget = true),
+            (Eligibility::Other, |f| f.snapshot = true),
+            (Eligibility::NoCandidate, |f| f.prospects.same = true),
+            (Eligibility::SameProviderForbidden, |f| {
+                f.health = ProviderHealth::Available;
+            }),
+        ];
+        for (reason, open_it) in open.drain(..) {
+            assert_eq!(decide(&facts).eligibility, reason);
+            open_it(&mut facts);
+        }
+        assert_eq!(decide(&facts).plan, Plan::SameAllowed);
+    }
+
+    /// What must hold whatever the facts.
+    #[test]
+    fn no_combination_breaks_a_promise() {
+        for facts in all() {
+            let Decision { eligibility, plan } = decide(&facts);
+            assert_eq!(
+                eligibility == Eligibility::Eligible,
+                plan != Plan::Answer,
+                "{facts:?}"
+            );
+            if plan == Plan::Answer {
+                continue;
+            }
+            assert_eq!(facts.commit, CommitState::TransportUncommitted, "{facts:?}");
+            assert!(
+                !facts.cancelled && facts.budget && facts.snapshot && facts.allowed,
+                "{facts:?}"
+            );
+            assert!(facts.replay_safe || facts.cause == Cause::Connect, "{facts:?}");
+            assert_ne!(facts.cause, Cause::Final);
+            if facts.cause == Cause::Stall {
+                assert!(
+                    facts.handoff && facts.fence == AttemptFence::Confirmed,
+                    "{facts:?}"
+                );
+            }
+            match plan {
+                Plan::Elsewhere => assert!(facts.prospects.other),
+                Plan::SameAllowed => {
+                    assert!(!facts.prospects.other && facts.prospects.same);
+                    let proven = facts.cause == Cause::Stall && facts.health == ProviderHealth::Available;
+                    assert!(proven || facts.comes_back, "{facts:?}");
+                }
+                Plan::Answer => {}
+            }
+        }
+    }
+
+    /// Fence, health and handoff are a stall's; nothing else is held up by them.
+    #[test]
+    fn only_a_stall_needs_its_proof() {
+        for facts in all().filter(|f| f.cause != Cause::Stall) {
+            let proven = Facts {
+                handoff: true,
+                fence: AttemptFence::Confirmed,
+                health: ProviderHealth::Unknown,
+                ..facts
+            };
+            assert_eq!(decide(&facts), decide(&proven), "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_connection_is_replayed_with_any_tool() {
+        let facts = Facts {
+            cause: Cause::Connect,
+            replay_safe: false,
+            ..best()
+        };
+        assert_eq!(decide(&facts).plan, Plan::Elsewhere);
+    }
+}
