@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde_json::json;
 
+use crate::openai::answer::{Status, response};
 use crate::openai::errors::ErrorObject;
 
 /// Chat and completions: an unnamed data event with a truthy `error`, which SDKs raise.
@@ -26,41 +27,15 @@ pub fn responses_failed_event(
     code: &str,
     message: &str,
 ) -> Bytes {
-    event(
-        "response.failed",
-        sequence_number,
-        &response(
-            id,
-            model,
-            created_at,
-            "failed",
-            &json!({ "code": code, "message": message }),
-        ),
-    )
+    let mut failed = response(id, model, json!(created_at), Status::Failed);
+    failed["error"] = json!({ "code": code, "message": message });
+    event("response.failed", sequence_number, &failed)
 }
 
 /// Responses: the beginning of a stream that the provider never began.
 pub fn responses_created_event(id: &str, model: &str, created_at: i64, sequence_number: u64) -> Bytes {
-    event(
-        "response.created",
-        sequence_number,
-        &response(id, model, created_at, "in_progress", &json!(null)),
-    )
-}
-
-fn response(
-    id: &str,
-    model: &str,
-    created_at: i64,
-    status: &str,
-    error: &serde_json::Value,
-) -> serde_json::Value {
-    json!({
-        "id": id, "object": "response", "created_at": created_at, "status": status, "error": error,
-        "incomplete_details": null, "instructions": null, "metadata": {}, "model": model, "output": [],
-        "parallel_tool_calls": true, "temperature": null, "tool_choice": "auto", "tools": [], "top_p": null,
-        "usage": null,
-    })
+    let created = response(id, model, json!(created_at), Status::InProgress);
+    event("response.created", sequence_number, &created)
 }
 
 fn event(kind: &str, sequence_number: u64, response: &serde_json::Value) -> Bytes {
