@@ -6,8 +6,8 @@ use iop_shared::config::{Adapter, ProviderConfig, Targets};
 use iop_shared::ids::ProviderKey;
 
 use super::build::{Checked, Site};
-use super::file::{Affinity, CandidateFile, LivenessPreset, ModelFile};
-use crate::pool::{Candidate, Liveness, Model, Preset};
+use super::file::{self, CandidateFile, LivenessPreset, ModelFile};
+use crate::pool::{Affinity, Candidate, Liveness, Model, Preset};
 
 /// Longest public model name or target, in bytes.
 const NAME_MAX: usize = 512;
@@ -30,12 +30,6 @@ pub(super) fn build(
         }
         if file.candidates.is_empty() {
             return site.fail(&at("candidates"), "must name at least one candidate");
-        }
-        if file.affinity == Affinity::Prefix {
-            notes.push(format!(
-                "{} is not used yet: requests go to the least loaded candidate",
-                at("affinity")
-            ));
         }
         let mut candidates: Vec<Candidate> = Vec::with_capacity(file.candidates.len());
         for (c, written) in file.candidates.iter().enumerate() {
@@ -70,6 +64,10 @@ pub(super) fn build(
                     LivenessPreset::Interactive => Preset::Interactive,
                     LivenessPreset::Batch => Preset::Batch,
                 }),
+            },
+            affinity: match file.affinity {
+                file::Affinity::None => Affinity::None,
+                file::Affinity::Prefix => Affinity::Prefix,
             },
         });
     }

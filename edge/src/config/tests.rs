@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use secrecy::ExposeSecret;
 
 use super::*;
+use crate::pool::Affinity;
 
 /// Design §4 without what is not available yet.
 const EVERYTHING: &str = r#"
@@ -217,8 +218,9 @@ fn the_whole_file_is_read() {
     );
     assert_eq!(model.liveness.stall, Some(Duration::from_secs(60)));
     assert_eq!(model.liveness.first_content, Some(Duration::from_secs(20)));
+    assert_eq!(model.affinity, Affinity::Prefix);
     assert!(s.store == StoreUrl::Postgres("postgres://iop@db/iop".into()));
-    for unused in ["affinity", "priority", "[ejection]", "[runs]", "[store]"] {
+    for unused in ["priority", "[ejection]", "[runs]", "[store]"] {
         assert!(
             s.notes
                 .iter()

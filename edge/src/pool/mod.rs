@@ -12,6 +12,6 @@ mod snapshot;
 mod table;
 
 pub use lease::{Lease, StallObservation};
-pub use route::{Candidate, Liveness, Model, Preset};
+pub use route::{Affinity, Candidate, Liveness, Model, Preset};
 pub use service::{Ask, Pool, Prospects, Refused, Who};
 pub use snapshot::{ListedModel, NodeSnapshot, ProviderSnapshot};

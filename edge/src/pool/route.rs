@@ -14,6 +14,16 @@ pub struct Model {
     /// Not configured: its candidates are who advertises it now.
     pub advertised: bool,
     pub liveness: Liveness,
+    pub affinity: Affinity,
+}
+
+/// Whether requests with one beginning go to one provider (G30), so that its KV cache serves them again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Affinity {
+    #[default]
+    None,
+    /// By `prompt_cache_key`, else by the first messages.
+    Prefix,
 }
 
 /// One (provider, target) that may serve a model.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use foldhash::HashMap;
@@ -11,10 +11,11 @@ use iop_shared::ids::{ConnectionGeneration, NodeId, ProviderKey};
 use iop_shared::wire::session::{Advertisement, ProviderLoad};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::lease::{Home, Lease};
 use super::queue::{Queue, Ticket};
-use super::route::{Candidate, Liveness, Model};
+use super::route::{Affinity, Candidate, Liveness, Model};
 use super::snapshot::{ListedModel, NodeSnapshot, ProviderSnapshot};
 use super::table::{Found, Slot, Table, Want};
 use crate::config::{Priority, QueueSettings};
@@ -106,15 +107,22 @@ struct Waiter {
     model: Arc<Model>,
     endpoint: Endpoint,
     pinned: Option<(ProviderKey, Arc<str>)>,
+    affinity: Option<u64>,
     wake: oneshot::Sender<Lease>,
 }
 
-fn want<'a>(model: &'a Model, endpoint: Endpoint, pinned: Option<&'a (ProviderKey, Arc<str>)>) -> Want<'a> {
+fn want<'a>(
+    model: &'a Model,
+    endpoint: Endpoint,
+    pinned: Option<&'a (ProviderKey, Arc<str>)>,
+    affinity: Option<u64>,
+) -> Want<'a> {
     Want {
         endpoint,
         candidates: &model.candidates,
         pinned: pinned.map(|(p, t)| (p, t)),
         exclude: &[],
+        affinity,
     }
 }
 
@@ -182,7 +190,7 @@ impl Pool {
             let mut state = self.state.lock();
             // Who is in line already goes first.
             if ask.since.is_some() || state.queue.is_empty() || state.queue.depth(&ask.model.name) == 0 {
-                let found = state.table.grant(want(ask.model, ask.endpoint, ask.pinned));
+                let found = state.table.grant(want(ask.model, ask.endpoint, ask.pinned, ask.affinity));
                 if let Found::Granted {
                     provider,
                     target,
@@ -208,6 +216,7 @@ impl Pool {
                 model: ask.model.clone(),
                 endpoint: ask.endpoint,
                 pinned: ask.pinned.cloned(),
+                affinity: ask.affinity,
                 wake,
             };
             let name = ask.model.name.clone();
@@ -306,6 +315,7 @@ impl Pool {
                     &self.current(&waiter.model),
                     waiter.endpoint,
                     waiter.pinned.as_ref(),
+                    waiter.affinity,
                 )) {
                     Found::Granted {
                         provider,
@@ -456,6 +466,7 @@ impl Pool {
                         name: name.clone(),
                         candidates,
                         advertised: true,
+                        affinity: Affinity::None,
                         liveness: Liveness::default(),
                     };
                     (name, Arc::new(model))

@@ -11,7 +11,7 @@ use iop_shared::execution::Endpoint;
 use iop_shared::ids::{ConnectionGeneration, ProviderKey};
 
 use super::route::Candidate;
-use super::select::{Choice, select};
+use super::select::{Choice, seed, select};
 
 /// One provider of a live session.
 #[derive(Debug, Clone)]
@@ -49,6 +49,8 @@ pub(super) struct Want<'a> {
     pub(super) pinned: Option<(&'a ProviderKey, &'a Arc<str>)>,
     /// Not these.
     pub(super) exclude: &'a [ProviderKey],
+    /// Requests of one value go to one provider while it is not crowded.
+    pub(super) affinity: Option<u64>,
 }
 
 /// What came of it.
@@ -199,6 +201,7 @@ impl<S: Clone> Table<S> {
                 weight: candidate.weight,
                 load,
                 capacity: slot.capacity,
+                seed: want.affinity.map_or(0, |_| seed(&candidate.provider, &candidate.target)),
             };
             choices.push((choice, candidate));
         }
@@ -208,7 +211,7 @@ impl<S: Clone> Table<S> {
             several => {
                 let plain: Vec<Choice> = several.iter().map(|(c, _)| *c).collect();
                 self.turn = self.turn.wrapping_add(1);
-                match select(&plain, self.turn).and_then(|i| several.get(i)) {
+                match select(&plain, want.affinity, self.turn).and_then(|i| several.get(i)) {
                     Some((_, picked)) => *picked,
                     None => return Found::Full,
                 }
@@ -324,6 +327,7 @@ mod tests {
             candidates,
             pinned: None,
             exclude: &[],
+            affinity: None,
         }
     }
 

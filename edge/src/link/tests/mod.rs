@@ -37,7 +37,7 @@ use super::session::Session;
 use super::*;
 use crate::config::QueueSettings;
 use crate::metrics::Metrics;
-use crate::pool::{Ask, Candidate, Lease, Liveness, Model, Who};
+use crate::pool::{Affinity, Ask, Candidate, Lease, Liveness, Model, Who};
 
 type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
@@ -56,6 +56,7 @@ fn registry() -> Arc<Registry> {
         candidates: vec![candidate],
         advertised: false,
         liveness: Liveness::default(),
+        affinity: Affinity::None,
     };
     let queue = QueueSettings {
         max_depth: 10_000,
