@@ -3,7 +3,7 @@
 //!
 //! Knows nothing of other attempts. What it finds is an answer, or a failure for `exchange` to weigh.
 
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use bytes::{Bytes, BytesMut};
 use http::header;
@@ -14,6 +14,7 @@ use iop_shared::openai::event::{TerminalKind, error_in_body, leading_response_id
 use iop_shared::openai::usage::usage_from_body;
 use iop_shared::wire::headers as wire_headers;
 use iop_shared::wire::terminal::{NodeError, StallFailure};
+use tokio::time::Instant;
 
 use super::cycle::{Stalled, observe};
 use super::exchange::{Answer, Exchange};

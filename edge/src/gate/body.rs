@@ -5,7 +5,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -15,7 +15,7 @@ use iop_shared::execution::{AttemptResult, Outcome};
 use iop_shared::openai::event::{Dialect, TerminalKind};
 use iop_shared::openai::usage::usage_from_body;
 use tokio::sync::mpsc;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 use super::attempt::Attempt;
 use super::closing;
@@ -219,14 +219,14 @@ impl Pace {
             let due = self.last + interval;
             let sleep = self
                 .sleep
-                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due.into())));
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
             ready!(sleep.as_mut().poll(cx));
             if Instant::now() >= due {
                 self.last = Instant::now();
-                sleep.as_mut().reset((self.last + interval).into());
+                sleep.as_mut().reset(self.last + interval);
                 return Poll::Ready(());
             }
-            sleep.as_mut().reset(due.into());
+            sleep.as_mut().reset(due);
         }
     }
 }

@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
 use iop_shared::execution::{AttemptFence, CommitState, Outcome, ProviderHealth, RecoveryResult};
 use iop_shared::ids::ProviderKey;
 use iop_shared::openai::event::Dialect;
+use tokio::time::Instant;
 
 use super::asked::Asked;
 use super::attempt::Attempt;

@@ -1,12 +1,13 @@
 //! What must happen on every exit, armed before the first await: exactly one outcome per request, one result per attempt.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use iop_shared::execution::{
     AttemptFence, AttemptResult, CommitState, ExecutionPath, Outcome, ProviderHealth,
 };
 use iop_shared::openai::usage::Usage;
+use tokio::time::Instant;
 
 use super::cycle::{Stalled, observe};
 use super::recovery::{Cause, Facts, decide};

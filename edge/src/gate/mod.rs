@@ -16,12 +16,11 @@ mod recovery;
 mod relay;
 mod source;
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use http::Response;
 use http::header::{self, HeaderValue};
 use iop_shared::execution::Outcome;
+use tokio::time::Instant;
 
 pub(crate) use asked::{Asked, Payload};
 pub use body::{Aborted, GateBody};

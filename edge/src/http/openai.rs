@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderName, HeaderValue};
@@ -16,6 +16,7 @@ use iop_shared::ids::RunId;
 use iop_shared::openai::multipart;
 use iop_shared::openai::request::{RequestError, inspect};
 use iop_shared::wire::headers::client_to_provider;
+use tokio::time::Instant;
 
 use super::auth::Caller;
 use super::payload;
