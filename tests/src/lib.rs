@@ -7,7 +7,10 @@
 
 pub mod client;
 pub mod config;
+pub mod fake_node;
+pub mod faults;
 pub mod fixtures;
+pub mod liveness;
 pub mod metrics;
 pub mod openai_like;
 pub mod process;
