@@ -22,7 +22,7 @@ pub struct Author {
     pub id: uuid::Uuid,
     pub model: String,
     /// Seconds since 1970.
-    pub created: u64,
+    pub created: i64,
 }
 
 /// A tool call of an answer.
@@ -63,7 +63,7 @@ fn json(value: &impl Serialize) -> String {
 }
 
 /// Several events as one piece.
-fn joined<const N: usize>(events: [String; N]) -> Bytes {
+fn joined(events: &[String]) -> Bytes {
     Bytes::from(events.concat())
 }
 

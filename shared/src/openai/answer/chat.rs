@@ -22,7 +22,7 @@ pub struct ChatAnswer {
 struct Chunk<'a, C> {
     id: &'a str,
     object: &'static str,
-    created: u64,
+    created: i64,
     model: &'a str,
     choices: C,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,7 +84,7 @@ impl ChatAnswer {
             Some(counted) if self.include_usage => self.chunk::<[(); 0]>([], Some(usage_object(counted))),
             Some(_) | None => String::new(),
         };
-        joined([finish, usage, DONE.to_owned()])
+        joined(&[finish, usage, DONE.to_owned()])
     }
 
     /// The answer without `stream`.

@@ -57,7 +57,7 @@ impl ResponsesAnswer {
     pub fn begins(&mut self) -> Bytes {
         let fields = json!({"response": self.response(Status::InProgress, json!([]), None)});
         let created = self.event("response.created", &fields);
-        joined([created, self.event("response.in_progress", &fields)])
+        joined(&[created, self.event("response.in_progress", &fields)])
     }
 
     /// The message and its one part.
@@ -68,7 +68,7 @@ impl ResponsesAnswer {
             json!({"output_index": 0, "item": item}),
         );
         let begun = self.at_part("part", part(""));
-        joined([added, self.event("response.content_part.added", begun)])
+        joined(&[added, self.event("response.content_part.added", begun)])
     }
 
     pub fn text(&mut self, piece: &str) -> Bytes {
@@ -97,7 +97,7 @@ impl ResponsesAnswer {
             "response.output_item.done",
             json!({"output_index": 0, "item": item}),
         );
-        joined([text_done, part_done, item_done])
+        joined(&[text_done, part_done, item_done])
     }
 
     /// `index`: of the call in the output.
@@ -153,7 +153,7 @@ impl ResponsesAnswer {
     }
 
     fn response(&self, status: Status, output: Value, usage: Option<Usage>) -> Value {
-        let mut response = response(&self.id, &self.author.model, json!(self.author.created), status);
+        let mut response = response(&self.id, &self.author.model, self.author.created, status);
         response["output"] = output;
         if let Some(usage) = usage {
             response["usage"] = json!({
@@ -208,7 +208,7 @@ fn part(text: &str) -> Value {
 }
 
 /// A response of which nothing is known but who it is by and how far it is.
-pub(in crate::openai) fn response(id: &str, model: &str, created_at: Value, status: Status) -> Value {
+pub(in crate::openai) fn response(id: &str, model: &str, created_at: i64, status: Status) -> Value {
     json!({
         "id": id,
         "object": "response",

@@ -27,14 +27,14 @@ pub fn responses_failed_event(
     code: &str,
     message: &str,
 ) -> Bytes {
-    let mut failed = response(id, model, json!(created_at), Status::Failed);
+    let mut failed = response(id, model, created_at, Status::Failed);
     failed["error"] = json!({ "code": code, "message": message });
     event("response.failed", sequence_number, &failed)
 }
 
 /// Responses: the beginning of a stream that the provider never began.
 pub fn responses_created_event(id: &str, model: &str, created_at: i64, sequence_number: u64) -> Bytes {
-    let created = response(id, model, json!(created_at), Status::InProgress);
+    let created = response(id, model, created_at, Status::InProgress);
     event("response.created", sequence_number, &created)
 }
 
