@@ -1,9 +1,11 @@
 //! Which provider a request goes to, and how long it waits for one (gateway.md §4).
 //!
-//! `select`, `table` and `queue` are pure: they take facts and return decisions. `service` is their shell: it locks,
-//! asks them, unlocks, and only then wakes anyone.
+//! `select`, `table`, `queue`, `overlay` and `ejection` are pure: they take facts and return decisions. `service` is their
+//! shell: it locks, asks them, unlocks, and only then wakes anyone.
 
+mod ejection;
 mod lease;
+mod overlay;
 mod queue;
 mod route;
 mod select;
