@@ -156,16 +156,18 @@ fn every_link_of_the_documentation_leads_somewhere() {
 }
 
 #[test]
-fn files_that_the_architecture_names_exist() {
-    let text = read("docs/ARCHITECTURE.md");
-    let named: BTreeSet<&str> = text
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .filter(|word| word.contains('/') && word.ends_with(".rs"))
-        .collect();
-    assert!(named.len() > 5);
-    for file in named {
-        assert!(root().join(file).is_file(), "{file}");
+fn files_that_the_documents_name_exist() {
+    for document in ["docs/ARCHITECTURE.md", "docs/liveness.md"] {
+        let text = read(document);
+        let named: BTreeSet<&str> = text
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|word| word.contains('/') && word.ends_with(".rs"))
+            .collect();
+        assert!(named.len() > 5, "{document}");
+        for file in named {
+            assert!(root().join(file).is_file(), "{document}: {file}");
+        }
     }
 }
