@@ -16,7 +16,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response};
 use iop_shared::config::{ConfigError, ProviderConfig, SecretString, Source};
 use iop_shared::execution::event::classify_tunnel_frame;
-use iop_shared::execution::{Disposition, Endpoint, ProbeOutcome, TunnelFrameKind};
+use iop_shared::execution::{Disposition, Endpoint, FailureCode, ProbeOutcome, TunnelFrameKind};
+use iop_shared::wire::event::{Message, RunEvent};
 use iop_shared::wire::terminal::NodeError;
 
 use crate::config::Resolver;
@@ -69,8 +70,14 @@ impl ProviderSettings {
     }
 }
 
+/// What a provider is asked.
+pub(crate) enum Ask {
+    Tunnel(TunnelAsk),
+    Run(RunAsk),
+}
+
 /// One request to a provider: the client's own, already without what may not travel.
-pub(crate) struct Ask {
+pub(crate) struct TunnelAsk {
     pub(crate) endpoint: Endpoint,
     pub(crate) method: Method,
     /// Path and query below `/v1/`; `None`: the endpoint's own.
@@ -81,6 +88,11 @@ pub(crate) struct Ask {
     pub(crate) body: client::SendBody,
 }
 
+/// One normalized run (004 `RunRequest`).
+pub(crate) struct RunAsk {
+    pub(crate) messages: Vec<Message>,
+}
+
 /// How a provider is reached.
 pub(crate) enum Backend {
     Http(Box<openai::HttpProvider>),
@@ -88,11 +100,16 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// Calls the provider for a target; resolves at its head.
+    /// Calls the provider for a target; resolves at its head, or when its run started.
     pub(crate) async fn call(&self, target: &str, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
-        match self {
-            Backend::Http(p) => p.call(ask).await,
-            Backend::Scripted(s) => s.call(target, ask).await,
+        match (self, ask) {
+            (Backend::Http(p), Ask::Tunnel(ask)) => p.call(ask).await,
+            (Backend::Scripted(s), Ask::Tunnel(ask)) => s.call(target, ask).await,
+            (Backend::Scripted(s), Ask::Run(ask)) => s.run(target, &ask).await,
+            (Backend::Http(_), Ask::Run(_)) => Err(NodeError::new(
+                FailureCode::TargetMissing,
+                "the provider speaks for itself and takes no runs",
+            )),
         }
     }
 
@@ -118,6 +135,14 @@ impl Piece {
         let disposition = classify_tunnel_frame(TunnelFrameKind::Body, bytes.len());
         Self { bytes, disposition }
     }
+
+    /// A line of the normalized path.
+    pub(crate) fn event(event: &RunEvent) -> Self {
+        Self {
+            disposition: event.disposition(),
+            bytes: Bytes::from(event.to_line()),
+        }
+    }
 }
 
 /// What a provider says after its head.
@@ -129,10 +154,11 @@ pub(crate) enum ProviderBody {
 impl ProviderBody {
     /// The next piece; `None` is the provider's own proper end.
     pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, NodeError>>> {
-        let bytes = match self {
-            ProviderBody::Http(b) => b.poll_data(cx),
+        match self {
+            ProviderBody::Http(b) => b
+                .poll_data(cx)
+                .map(|next| next.map(|result| result.map(Piece::tunnel))),
             ProviderBody::Scripted(b) => b.poll_data(cx),
-        };
-        bytes.map(|next| next.map(|result| result.map(Piece::tunnel)))
+        }
     }
 }

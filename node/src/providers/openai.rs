@@ -16,7 +16,7 @@ use secrecy::ExposeSecret;
 use serde::Deserialize;
 
 use super::client::{Client, ClientError, ClientErrorKind, SendBody, Target};
-use super::{Ask, ProviderBody, ProviderSettings};
+use super::{ProviderBody, ProviderSettings, TunnelAsk};
 use crate::run::encoding::Plan;
 use crate::run::head;
 use crate::run::source::HttpSource;
@@ -102,8 +102,8 @@ impl HttpProvider {
         })
     }
 
-    pub(crate) async fn call(&self, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
-        let Ask {
+    pub(crate) async fn call(&self, ask: TunnelAsk) -> Result<Response<ProviderBody>, NodeError> {
+        let TunnelAsk {
             endpoint,
             method,
             path,

@@ -17,9 +17,9 @@ use iop_shared::wire::tunnel::TunnelHead;
 use super::body::{ResponseBody, failed};
 use super::scope::Scope;
 use super::{BoxError, Inner};
-use crate::providers::Ask;
 use crate::providers::client::SendBody;
 use crate::providers::registry::Permit;
+use crate::providers::{Ask, TunnelAsk};
 use crate::run::head;
 use crate::run::task::{self, Attempt, RunGuard};
 
@@ -113,7 +113,7 @@ where
         scope: Arc::clone(scope),
     };
     let guard = RunGuard::new(permit, Arc::clone(&node.metrics), attempt);
-    let ask = Ask {
+    let ask = TunnelAsk {
         endpoint: tunnel.endpoint,
         method: tunnel.method,
         path: tunnel.path,
@@ -121,7 +121,7 @@ where
         accept_encoding: tunnel.accept_encoding,
         body: SendBody::new(body),
     };
-    Ok((guard, ask))
+    Ok((guard, Ask::Tunnel(ask)))
 }
 
 /// The stall timeout of a request, in milliseconds on the wire.

@@ -1,156 +1,64 @@
 //! A scripted turn as Chat Completions writes it. Pure.
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use iop_shared::openai::answer::{ChatAnswer, Said};
 
 use super::plan::{Says, Stream, Turned, pieces};
+use crate::providers::Piece;
 
 /// Pieces in which a call's arguments are streamed.
 const ARGUMENT_PIECES: u32 = 3;
 
-fn id(turned: &Turned<'_>) -> String {
-    format!("chatcmpl-{}", turned.facts.id.simple())
-}
-
-fn call_id(turned: &Turned<'_>, n: usize) -> String {
-    format!("call_{}{n}", turned.facts.id.simple())
-}
-
-fn usage(turned: &Turned<'_>) -> Value {
-    json!({
-        "prompt_tokens": turned.input_tokens,
-        "completion_tokens": turned.output_tokens,
-        "total_tokens": turned.input_tokens + turned.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    })
-}
-
-fn finish(says: &Says<'_>) -> &'static str {
-    match says {
-        Says::Text(_) => "stop",
-        Says::Calls(_) => "tool_calls",
-    }
-}
-
 /// The answer without `stream`.
 pub(super) fn whole(turned: &Turned<'_>) -> Bytes {
-    let message = match &turned.says {
-        Says::Text(pieces) => json!({"role": "assistant", "content": pieces.concat(), "refusal": null}),
-        Says::Calls(calls) => {
-            let calls: Vec<Value> = calls
-                .iter()
-                .enumerate()
-                .map(|(n, c)| {
-                    json!({"id": call_id(turned, n), "type": "function",
-                           "function": {"name": c.name, "arguments": c.arguments}})
-                })
-                .collect();
-            json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": calls})
-        }
-    };
-    let answer = json!({
-        "id": id(turned),
-        "object": "chat.completion",
-        "created": turned.facts.created,
-        "model": turned.facts.target,
-        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish(&turned.says)}],
-        "usage": usage(turned),
-    });
-    Bytes::from(answer.to_string())
+    let answer = ChatAnswer::new(turned.author(), turned.include_usage);
+    match &turned.says {
+        Says::Text(pieces) => answer.whole(&Said::Text(&pieces.concat()), Some(turned.usage)),
+        Says::Calls(calls) => answer.whole(&Said::Calls(calls), Some(turned.usage)),
+    }
 }
 
 /// The answer with `stream`.
 pub(super) fn stream(turned: &Turned<'_>) -> Stream {
+    let answer = ChatAnswer::new(turned.author(), turned.include_usage);
     let mut content = Vec::new();
-    let role = match &turned.says {
+    let (role, end) = match &turned.says {
         Says::Text(pieces) => {
-            content.extend(pieces.iter().map(|p| delta(turned, &json!({"content": p}))));
-            json!({"role": "assistant", "content": "", "refusal": null})
+            content.extend(pieces.iter().map(|piece| answer.text(piece)));
+            let end = answer.ends(&Said::Text(&pieces.concat()), Some(turned.usage));
+            (answer.text_begins(), end)
         }
         Says::Calls(calls) => {
-            for (n, call) in calls.iter().enumerate() {
-                let begin = json!({"index": n, "id": call_id(turned, n), "type": "function",
-                                   "function": {"name": call.name, "arguments": ""}});
-                content.push(delta(turned, &json!({"tool_calls": [begin]})));
-                for piece in pieces(&call.arguments, ARGUMENT_PIECES) {
-                    let more = json!({"index": n, "function": {"arguments": piece}});
-                    content.push(delta(turned, &json!({"tool_calls": [more]})));
+            for (index, call) in calls.iter().enumerate() {
+                content.push(answer.call_begins(index, call.name));
+                for piece in pieces(call.arguments, ARGUMENT_PIECES) {
+                    content.push(answer.arguments(index, piece));
                 }
             }
-            json!({"role": "assistant", "content": null})
+            let end = answer.ends(&Said::Calls(calls), Some(turned.usage));
+            (answer.calls_begin(), end)
         }
     };
-    let done = json!([{"index": 0, "delta": {}, "logprobs": null, "finish_reason": finish(&turned.says)}]);
-    let mut closing = vec![event(turned, &done, Value::Null)];
-    if turned.include_usage {
-        closing.push(event(turned, &json!([]), usage(turned)));
-    }
-    closing.push(Bytes::from_static(b"data: [DONE]\n\n"));
     Stream {
-        preamble: vec![delta(turned, &role)],
-        content,
-        closing,
+        preamble: vec![Piece::tunnel(role)],
+        content: content.into_iter().map(Piece::tunnel).collect(),
+        closing: vec![Piece::tunnel(end)],
     }
-}
-
-fn delta(turned: &Turned<'_>, delta: &Value) -> Bytes {
-    event(
-        turned,
-        &json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": null}]),
-        Value::Null,
-    )
-}
-
-fn event(turned: &Turned<'_>, choices: &Value, usage: Value) -> Bytes {
-    let mut chunk = json!({
-        "id": id(turned),
-        "object": "chat.completion.chunk",
-        "created": turned.facts.created,
-        "model": turned.facts.target,
-        "choices": choices,
-    });
-    if turned.include_usage {
-        chunk["usage"] = usage;
-    }
-    Bytes::from(format!("data: {chunk}\n\n"))
 }
 
 #[cfg(test)]
 mod tests {
-    use iop_shared::config::ToolCallScript;
+    use iop_shared::openai::answer::Call;
+    use serde_json::{Value, json};
 
-    use super::super::plan::Facts;
+    use super::super::plan::testing::turned;
     use super::*;
 
-    fn turned(says: Says<'_>, include_usage: bool) -> Turned<'_> {
-        let facts = Facts {
-            target: "t",
-            id: uuid::Uuid::from_u128(7),
-            created: 1,
-            attempt: 0,
-        };
-        Turned {
-            facts,
-            says,
-            input_tokens: 3,
-            output_tokens: 2,
-            include_usage,
-        }
-    }
-
-    fn values(events: &[Bytes]) -> Vec<Value> {
-        events
-            .iter()
-            .filter_map(|e| {
-                std::str::from_utf8(e)
-                    .unwrap()
-                    .strip_prefix("data: ")
-                    .unwrap()
-                    .trim_end()
-                    .parse()
-                    .ok()
-            })
+    fn values(pieces: &[Piece]) -> Vec<Value> {
+        let all: Vec<u8> = pieces.iter().flat_map(|p| p.bytes.to_vec()).collect();
+        let text = String::from_utf8(all).unwrap();
+        text.split_terminator("\n\n")
+            .filter_map(|e| e.strip_prefix("data: ").unwrap().parse().ok())
             .collect()
     }
 
@@ -168,30 +76,22 @@ mod tests {
         assert_eq!(closing[0]["choices"][0]["finish_reason"], "stop");
         assert_eq!(closing[1]["usage"], whole["usage"]);
         assert_eq!(closing[1]["choices"], json!([]));
-        assert_eq!(s.closing[2], "data: [DONE]\n\n");
-    }
-
-    #[test]
-    fn usage_is_in_the_stream_only_when_asked_for() {
-        let t = turned(Says::Text(vec!["x"]), false);
-        let s = stream(&t);
-        assert!(values(&s.closing).iter().all(|v| v.get("usage").is_none()));
-        assert_eq!(s.closing.len(), 2);
+        assert!(s.closing[0].bytes.ends_with(b"data: [DONE]\n\n"));
     }
 
     #[test]
     fn calls_have_dense_indexes_and_whole_arguments() {
-        let calls = [
-            ToolCallScript {
-                name: "f".into(),
-                arguments: "{\"city\":\"Paris\"}".into(),
+        let calls = vec![
+            Call {
+                name: "f",
+                arguments: "{\"city\":\"Paris\"}",
             },
-            ToolCallScript {
-                name: "g".into(),
-                arguments: "{}".into(),
+            Call {
+                name: "g",
+                arguments: "{}",
             },
         ];
-        let t = turned(Says::Calls(&calls), false);
+        let t = turned(Says::Calls(calls), false);
         let mut arguments = vec![String::new(); 2];
         for v in values(&stream(&t).content) {
             let call = &v["choices"][0]["delta"]["tool_calls"][0];

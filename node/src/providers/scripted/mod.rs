@@ -4,7 +4,9 @@
 //! the target's script, never from client fields.
 
 mod chat;
+mod events;
 mod plan;
+mod prompt;
 mod responses;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +17,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use http::{Method, Response};
 use http_body_util::{BodyExt, Limited};
 use iop_shared::config::{ProbeScript, ProviderConfig, Script, Targets};
@@ -24,7 +25,7 @@ use iop_shared::wire::terminal::NodeError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
-use super::{Ask, ProviderBody};
+use super::{Piece, ProviderBody, RunAsk, TunnelAsk};
 use crate::tasks::{self, Kind};
 use plan::{Facts, Head, Step};
 
@@ -36,6 +37,20 @@ const STALLED_ENGINE: Duration = Duration::from_secs(10);
 struct Model {
     script: Script,
     attempts: AtomicU32,
+}
+
+impl Model {
+    /// What is known of the request that begins now.
+    fn begin<'a>(&self, target: &'a str) -> Facts<'a> {
+        Facts {
+            target,
+            id: uuid::Uuid::now_v7(),
+            created: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .map_or(0, |d| d.as_secs()),
+            attempt: self.attempts.fetch_add(1, Ordering::Relaxed),
+        }
+    }
 }
 
 /// The scripted provider.
@@ -68,9 +83,11 @@ impl Scripted {
         }
     }
 
-    pub(crate) async fn call(&self, target: &str, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
-        let steps;
-        let mut ignores_cancel = false;
+    pub(crate) async fn call(
+        &self,
+        target: &str,
+        ask: TunnelAsk,
+    ) -> Result<Response<ProviderBody>, NodeError> {
         match (self.models.get(target), plan::api(ask.endpoint)) {
             (Some(model), Some(api)) if ask.method == Method::POST && ask.path.is_none() => {
                 let body = Limited::new(ask.body, MAX_BODY)
@@ -80,21 +97,29 @@ impl Scripted {
                         NodeError::new(FailureCode::InvalidRequest, "the request's body ended early")
                     })?
                     .to_bytes();
-                let attempt = model.attempts.fetch_add(1, Ordering::Relaxed);
-                let created = SystemTime::now()
-                    .duration_since(SystemTime::UNIX_EPOCH)
-                    .map_or(0, |d| d.as_secs());
-                let facts = Facts {
-                    target,
-                    id: uuid::Uuid::now_v7(),
-                    created,
-                    attempt,
-                };
-                steps = plan::make(api, &model.script, &body, &facts);
-                ignores_cancel = model.script.ignores_cancel;
+                let steps = plan::tunnel(api, &model.script, &body, &model.begin(target));
+                self.work(steps, model.script.ignores_cancel).await
             }
-            _ => steps = plan::not_served(),
+            _ => self.work(plan::not_served(), false).await,
         }
+    }
+
+    /// The same for the normalized path.
+    pub(crate) async fn run(&self, target: &str, ask: &RunAsk) -> Result<Response<ProviderBody>, NodeError> {
+        let model = self
+            .models
+            .get(target)
+            .ok_or_else(|| NodeError::new(FailureCode::TargetMissing, "no script has that name"))?;
+        let steps = plan::run(&model.script, &ask.messages, &model.begin(target));
+        self.work(steps, model.script.ignores_cancel).await
+    }
+
+    /// Waits for a place in the engine, then does the steps up to the head.
+    async fn work(
+        &self,
+        steps: VecDeque<Step>,
+        ignores_cancel: bool,
+    ) -> Result<Response<ProviderBody>, NodeError> {
         // A closed semaphore does not happen: nothing closes it.
         let place = Arc::clone(&self.engine)
             .acquire_owned()
@@ -106,7 +131,7 @@ impl Scripted {
             ignores_cancel,
             place: Some(place),
         };
-        let head = std::future::poll_fn(|cx| work.poll_head(cx)).await;
+        let head = std::future::poll_fn(|cx| work.poll_head(cx)).await?;
         let mut response = Response::new(ProviderBody::Scripted(ScriptBody(work)));
         *response.status_mut() = head.status;
         *response.headers_mut() = head.headers;
@@ -145,7 +170,7 @@ impl Work {
         Poll::Ready(())
     }
 
-    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Head> {
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, NodeError>> {
         loop {
             match self.steps.front() {
                 Some(Step::Wait(wait)) => {
@@ -154,16 +179,31 @@ impl Work {
                 }
                 Some(Step::Head(_)) => {
                     if let Some(Step::Head(head)) = self.steps.pop_front() {
-                        return Poll::Ready(head);
+                        return Poll::Ready(Ok(head));
+                    }
+                }
+                Some(Step::Fail(_)) => {
+                    if let Some(error) = self.failed() {
+                        return Poll::Ready(Err(error));
                     }
                 }
                 // A plan has a head before any data; without one it is silent, as a stalled provider is.
-                Some(Step::Stall | Step::Cut | Step::Data(_)) | None => return Poll::Pending,
+                Some(Step::Stall | Step::Data(_)) | None => return Poll::Pending,
             }
         }
     }
 
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, NodeError>>> {
+    /// The failure that comes next, and nothing after it.
+    fn failed(&mut self) -> Option<NodeError> {
+        let next = self.steps.pop_front();
+        self.steps.clear();
+        match next {
+            Some(Step::Fail(error)) => Some(error),
+            Some(Step::Wait(_) | Step::Head(_) | Step::Data(_) | Step::Stall) | None => None,
+        }
+    }
+
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, NodeError>>> {
         loop {
             match self.steps.front() {
                 Some(Step::Wait(wait)) => {
@@ -171,11 +211,7 @@ impl Work {
                     std::task::ready!(self.poll_wait(cx, wait));
                 }
                 Some(Step::Stall) => return Poll::Pending,
-                Some(Step::Cut) => {
-                    self.steps.clear();
-                    let text = "the provider hung up before its answer ended";
-                    return Poll::Ready(Some(Err(NodeError::new(FailureCode::ProviderCut, text))));
-                }
+                Some(Step::Fail(_)) => return Poll::Ready(self.failed().map(Err)),
                 Some(Step::Head(_) | Step::Data(_)) => {
                     if let Some(Step::Data(data)) = self.steps.pop_front() {
                         return Poll::Ready(Some(Ok(data)));
@@ -199,7 +235,7 @@ impl Drop for Work {
         let left = self.steps.iter().fold(Duration::ZERO, |sum, step| match step {
             Step::Wait(wait) => sum.saturating_add(*wait),
             Step::Stall => sum.saturating_add(STALLED_ENGINE),
-            Step::Head(_) | Step::Data(_) | Step::Cut => sum,
+            Step::Head(_) | Step::Data(_) | Step::Fail(_) => sum,
         });
         tasks::spawn(Kind::Session, "engine", async move {
             tokio::time::sleep(left).await;
@@ -212,7 +248,7 @@ impl Drop for Work {
 pub(crate) struct ScriptBody(Work);
 
 impl ScriptBody {
-    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, NodeError>>> {
+    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, NodeError>>> {
         self.0.poll_data(cx)
     }
 }

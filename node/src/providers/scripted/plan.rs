@@ -6,24 +6,29 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
-use iop_shared::config::{Script, StallPoint};
-use iop_shared::execution::Endpoint;
+use iop_shared::config::{Script, StallPoint, ToolCallScript};
+use iop_shared::execution::{Disposition, Endpoint, FailureCode};
+use iop_shared::openai::answer::{Author, Call};
 use iop_shared::openai::errors::ErrorObject;
+use iop_shared::openai::usage::Usage;
+use iop_shared::wire::event::Message;
 use iop_shared::wire::headers;
+use iop_shared::wire::terminal::NodeError;
 use serde::Deserialize;
 
-use super::{chat, responses};
+use super::prompt::PromptBytes;
+use super::{chat, events, responses};
+use crate::providers::Piece;
 
 /// One thing after the other.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
     Wait(Duration),
     Head(Head),
-    Data(Bytes),
+    Data(Piece),
     /// Silence for ever.
     Stall,
-    /// The connection breaks.
-    Cut,
+    Fail(NodeError),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -114,65 +119,79 @@ pub(super) struct Turned<'a> {
     pub(super) facts: Facts<'a>,
     pub(super) says: Says<'a>,
     /// Estimates, as a tokenizer would count roughly.
-    pub(super) input_tokens: u64,
-    pub(super) output_tokens: u64,
+    pub(super) usage: Usage,
     pub(super) include_usage: bool,
+}
+
+impl<'a> Turned<'a> {
+    fn new(facts: &Facts<'a>, says: Says<'a>, prompt_bytes: usize, include_usage: bool) -> Self {
+        let output = match &says {
+            Says::Text(pieces) => pieces.len(),
+            Says::Calls(calls) => calls.iter().map(|c| c.arguments.len().div_ceil(4)).sum(),
+        };
+        Self {
+            facts: *facts,
+            says,
+            usage: Usage {
+                input: prompt_bytes.div_ceil(4) as u64,
+                output: output as u64,
+                ..Usage::default()
+            },
+            include_usage,
+        }
+    }
+
+    pub(super) fn author(&self) -> Author {
+        Author {
+            id: self.facts.id,
+            model: self.facts.target.to_owned(),
+            created: i64::try_from(self.facts.created).unwrap_or(i64::MAX),
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(super) enum Says<'a> {
     /// The reply in pieces, at least one.
     Text(Vec<&'a str>),
-    Calls(&'a [iop_shared::config::ToolCallScript]),
+    Calls(Vec<Call<'a>>),
 }
 
 /// A stream in three parts, so that faults can be placed between them.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    pub(super) preamble: Vec<Bytes>,
-    pub(super) content: Vec<Bytes>,
-    pub(super) closing: Vec<Bytes>,
+    pub(super) preamble: Vec<Piece>,
+    pub(super) content: Vec<Piece>,
+    pub(super) closing: Vec<Piece>,
 }
 
-/// The plan for one request.
-pub(super) fn make(api: Api, script: &Script, body: &[u8], facts: &Facts<'_>) -> VecDeque<Step> {
+/// The plan for one tunnel request.
+pub(super) fn tunnel(api: Api, script: &Script, body: &[u8], facts: &Facts<'_>) -> VecDeque<Step> {
     let Ok(asked) = serde_json::from_slice::<Asked>(body) else {
         return answer(
             StatusCode::BAD_REQUEST,
             error("the request's body is no JSON object", "invalid_request_error"),
         );
     };
-    let misbehaves = script.fail_first.is_none_or(|n| facts.attempt < n);
-    if misbehaves && let Some(status) = script.status.and_then(|s| StatusCode::from_u16(s).ok()) {
+    let faults = Faults::of(script, facts);
+    if let Some(status) = faults.status {
         return refusal(script, status);
     }
     let says = if script.tool_calls.is_empty() || asked.has_tool_result() {
         Says::Text(pieces(&script.reply, script.chunks))
     } else {
-        Says::Calls(&script.tool_calls)
+        Says::Calls(calls(&script.tool_calls))
     };
-    let output_tokens = match &says {
-        Says::Text(pieces) => pieces.len(),
-        Says::Calls(calls) => calls.iter().map(|c| c.arguments.len().div_ceil(4)).sum(),
-    };
-    let turned = Turned {
-        facts: *facts,
-        says,
-        input_tokens: body.len().div_ceil(4) as u64,
-        output_tokens: output_tokens as u64,
-        include_usage: asked.stream_options.and_then(|o| o.include_usage) == Some(true),
-    };
-    let faults = if misbehaves {
-        Faults::of(script)
-    } else {
-        Faults::default()
-    };
+    let include_usage = asked.stream_options.and_then(|o| o.include_usage) == Some(true);
+    // A text that cannot be read has a length all the same.
+    let prompt_bytes = serde_json::from_slice(body).map_or(body.len(), |PromptBytes(n)| n);
+    let turned = Turned::new(facts, says, prompt_bytes, include_usage);
     if asked.stream == Some(true) {
         let stream = match api {
             Api::Chat => chat::stream(&turned),
             Api::Responses => responses::stream(&turned),
         };
-        streamed(script, &faults, stream)
+        streamed(script, &faults, SSE, stream)
     } else {
         let whole = match api {
             Api::Chat => chat::whole(&turned),
@@ -180,6 +199,29 @@ pub(super) fn make(api: Api, script: &Script, body: &[u8], facts: &Facts<'_>) ->
         };
         at_once(script, &faults, whole)
     }
+}
+
+/// The plan for one normalized run. It has no status to refuse with, so that it fails before its head.
+pub(super) fn run(script: &Script, messages: &[Message], facts: &Facts<'_>) -> VecDeque<Step> {
+    let faults = Faults::of(script, facts);
+    if faults.status.is_some() {
+        let mut steps = Steps(VecDeque::new());
+        steps.wait(script.first_delay.0);
+        let error = NodeError::new(FailureCode::ProviderUnavailable, "this failure is scripted");
+        steps.0.push_back(Step::Fail(error));
+        return steps.0;
+    }
+    let says = Says::Text(pieces(&script.reply, script.chunks));
+    let prompt_bytes = messages.iter().map(|m| m.content.len()).sum();
+    let turned = Turned::new(facts, says, prompt_bytes, true);
+    streamed(script, &faults, JSON_LINES, events::stream(&turned))
+}
+
+fn calls(script: &[ToolCallScript]) -> Vec<Call<'_>> {
+    script
+        .iter()
+        .map(|ToolCallScript { name, arguments }| Call { name, arguments })
+        .collect()
 }
 
 /// What an endpoint without a script says.
@@ -195,13 +237,19 @@ pub(super) fn not_served() -> VecDeque<Step> {
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Faults {
+    status: Option<StatusCode>,
     stall: Option<StallPoint>,
     cut_after: Option<u32>,
 }
 
 impl Faults {
-    fn of(script: &Script) -> Self {
+    /// None once the attempts that misbehave are over.
+    fn of(script: &Script, facts: &Facts<'_>) -> Self {
+        if script.fail_first.is_some_and(|n| facts.attempt >= n) {
+            return Self::default();
+        }
         Self {
+            status: script.status.and_then(|s| StatusCode::from_u16(s).ok()),
             stall: script.stall,
             cut_after: script.cut.map(|c| c.after_chunks),
         }
@@ -215,7 +263,13 @@ impl Faults {
                 None
             }
         };
-        let cut = self.cut_after.map(|n| (n as usize, Step::Cut));
+        let cut = self.cut_after.map(|n| {
+            let text = "the provider hung up before its answer ended";
+            (
+                n as usize,
+                Step::Fail(NodeError::new(FailureCode::ProviderCut, text)),
+            )
+        });
         match (stall, cut) {
             (Some(s), Some(c)) => Some(if c.0 < s.0 { c } else { s }),
             (s, c) => s.or(c),
@@ -234,16 +288,17 @@ impl Steps {
     }
 
     /// Chunks between which nothing happens leave as one.
-    fn data(&mut self, bytes: Bytes) {
+    fn data(&mut self, piece: Piece) {
         if let Some(Step::Data(last)) = self.0.back_mut()
-            && last.len() < 32 << 10
+            && last.bytes.len() < 32 << 10
         {
-            let mut both = Vec::with_capacity(last.len() + bytes.len());
-            both.extend_from_slice(last);
-            both.extend_from_slice(&bytes);
-            *last = both.into();
+            let mut both = Vec::with_capacity(last.bytes.len() + piece.bytes.len());
+            both.extend_from_slice(&last.bytes);
+            both.extend_from_slice(&piece.bytes);
+            last.bytes = both.into();
+            last.disposition = stronger(last.disposition, piece.disposition);
         } else {
-            self.0.push_back(Step::Data(bytes));
+            self.0.push_back(Step::Data(piece));
         }
     }
 
@@ -262,13 +317,23 @@ impl Steps {
     }
 }
 
+/// What pieces that leave as one say together. No piece is a terminal: that is the end of the body.
+fn stronger(a: Disposition, b: Disposition) -> Disposition {
+    match (a, b) {
+        (Disposition::Progress, _) | (_, Disposition::Progress) => Disposition::Progress,
+        (Disposition::None, other) => other,
+        (Disposition::Start | Disposition::Terminal, _) => a,
+    }
+}
+
 const JSON: &str = "application/json";
+const JSON_LINES: &str = "application/jsonl";
 const SSE: &str = "text/event-stream; charset=utf-8";
 
 fn answer(status: StatusCode, body: Bytes) -> VecDeque<Step> {
     let mut steps = Steps(VecDeque::new());
     steps.head(status, JSON, Some(body.len()), HeaderMap::new());
-    steps.data(body);
+    steps.data(Piece::tunnel(body));
     steps.0
 }
 
@@ -297,18 +362,18 @@ fn refusal(script: &Script, status: StatusCode) -> VecDeque<Step> {
         }
     }
     steps.head(status, JSON, Some(body.len()), map);
-    steps.data(body);
+    steps.data(Piece::tunnel(body));
     steps.0
 }
 
-fn streamed(script: &Script, faults: &Faults, stream: Stream) -> VecDeque<Step> {
+fn streamed(script: &Script, faults: &Faults, kind: &'static str, stream: Stream) -> VecDeque<Step> {
     let mut steps = Steps(VecDeque::new());
     if faults.stall == Some(StallPoint::BeforeHeaders) {
         steps.0.push_back(Step::Stall);
         return steps.0;
     }
     steps.wait(script.first_delay.0);
-    steps.head(StatusCode::OK, SSE, None, HeaderMap::new());
+    steps.head(StatusCode::OK, kind, None, HeaderMap::new());
     if faults.stall == Some(StallPoint::AfterHeaders) {
         steps.0.push_back(Step::Stall);
         return steps.0;
@@ -373,11 +438,11 @@ fn at_once(script: &Script, faults: &Faults, body: Bytes) -> VecDeque<Step> {
             let share = after.min(script.chunks as usize);
             let part = body.len() * share / (script.chunks as usize + 1);
             if part > 0 {
-                steps.data(body.slice(..part));
+                steps.data(Piece::tunnel(body.slice(..part)));
             }
             steps.0.push_back(fault);
         }
-        None => steps.data(body),
+        None => steps.data(Piece::tunnel(body)),
     }
     steps.0
 }
@@ -406,16 +471,10 @@ fn error(message: &str, kind: &str) -> Bytes {
 }
 
 #[cfg(test)]
-mod tests {
-    use iop_shared::config::Period;
-
+pub(super) mod testing {
     use super::*;
 
-    fn script(toml: &str) -> Script {
-        toml::from_str(toml).unwrap()
-    }
-
-    fn facts(attempt: u32) -> Facts<'static> {
+    pub(in super::super) fn facts(attempt: u32) -> Facts<'static> {
         Facts {
             target: "t",
             id: uuid::Uuid::from_u128(7),
@@ -424,15 +483,41 @@ mod tests {
         }
     }
 
+    pub(in super::super) fn turned(says: Says<'_>, include_usage: bool) -> Turned<'_> {
+        Turned::new(&facts(0), says, 12, include_usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iop_shared::config::Period;
+    use iop_shared::execution::RuntimeEventKind;
+    use iop_shared::wire::event::RunEvent;
+
+    use super::testing::facts;
+    use super::*;
+
+    fn script(toml: &str) -> Script {
+        toml::from_str(toml).unwrap()
+    }
+
     fn plan(script: &Script, body: &str) -> Vec<Step> {
-        make(Api::Chat, script, body.as_bytes(), &facts(0)).into()
+        tunnel(Api::Chat, script, body.as_bytes(), &facts(0)).into()
+    }
+
+    fn normalized(script: &Script, attempt: u32) -> Vec<Step> {
+        let messages = [Message {
+            role: "user".into(),
+            content: "hello".into(),
+        }];
+        run(script, &messages, &facts(attempt)).into()
     }
 
     fn text(steps: &[Step]) -> String {
         let mut all = Vec::new();
         for step in steps {
             if let Step::Data(data) = step {
-                all.extend_from_slice(data);
+                all.extend_from_slice(&data.bytes);
             }
         }
         String::from_utf8(all).unwrap()
@@ -451,17 +536,15 @@ mod tests {
 
     #[test]
     fn stalls_and_cuts_stand_where_the_script_says() {
-        let kinds = |toml: &str, body: &str| {
-            plan(&script(toml), body)
-                .iter()
-                .map(|s| match s {
-                    Step::Wait(_) => 'w',
-                    Step::Head(_) => 'h',
-                    Step::Data(_) => 'd',
-                    Step::Stall => 's',
-                    Step::Cut => 'c',
-                })
-                .collect::<String>()
+        let kinds = |steps: &[Step]| {
+            let kind = |s: &Step| match s {
+                Step::Wait(_) => 'w',
+                Step::Head(_) => 'h',
+                Step::Data(_) => 'd',
+                Step::Stall => 's',
+                Step::Fail(_) => 'c',
+            };
+            steps.iter().map(kind).collect::<String>()
         };
         for (toml, streamed, whole) in [
             ("", "hd", "hd"),
@@ -483,8 +566,9 @@ mod tests {
                 "whd",
             ),
         ] {
-            assert_eq!(kinds(toml, STREAM), streamed, "{toml}");
-            assert_eq!(kinds(toml, "{}"), whole, "{toml}");
+            assert_eq!(kinds(&plan(&script(toml), STREAM)), streamed, "{toml}");
+            assert_eq!(kinds(&plan(&script(toml), "{}")), whole, "{toml}");
+            assert_eq!(kinds(&normalized(&script(toml), 0)), streamed, "{toml}");
         }
     }
 
@@ -503,7 +587,7 @@ mod tests {
     #[test]
     fn the_first_attempts_fail_and_the_next_do_not() {
         let s = script("status = 503\nretry_after = \"1500ms\"\nfail_first = 1");
-        let Step::Head(head) = &make(Api::Chat, &s, b"{}", &facts(0))[0] else {
+        let Step::Head(head) = &tunnel(Api::Chat, &s, b"{}", &facts(0))[0] else {
             panic!("no head")
         };
         assert_eq!(
@@ -511,7 +595,7 @@ mod tests {
             (503, &HeaderValue::from(2))
         );
         assert_eq!(head.headers["retry-after-ms"], "1500");
-        let Step::Head(head) = &make(Api::Chat, &s, b"{}", &facts(1))[0] else {
+        let Step::Head(head) = &tunnel(Api::Chat, &s, b"{}", &facts(1))[0] else {
             panic!("no head")
         };
         assert_eq!(head.status, 200);
@@ -543,9 +627,93 @@ mod tests {
             !text(&plan(&s, r#"{"messages":[{"role":"user"},{"role":"tool"}]}"#)).contains("\"tool_calls\"")
         );
         let items = br#"{"input":[{"type":"function_call_output","output":"1"}]}"#;
-        let steps: Vec<_> = make(Api::Responses, &s, items, &facts(0)).into();
+        let steps: Vec<_> = tunnel(Api::Responses, &s, items, &facts(0)).into();
         assert!(!text(&steps).contains("function_call"));
-        let steps: Vec<_> = make(Api::Responses, &s, br#"{"input":"hi"}"#, &facts(0)).into();
+        let steps: Vec<_> = tunnel(Api::Responses, &s, br#"{"input":"hi"}"#, &facts(0)).into();
         assert!(text(&steps).contains("function_call"));
+    }
+
+    #[test]
+    fn a_run_tells_its_text_and_usage_line_by_line_and_no_terminal() {
+        let steps = normalized(&script("reply = \"abc\"\nchunks = 3"), 0);
+        let Step::Head(head) = &steps[0] else {
+            panic!("no head")
+        };
+        assert_eq!(
+            (head.status.as_u16(), &head.headers[CONTENT_TYPE]),
+            (200, &HeaderValue::from_static("application/jsonl"))
+        );
+        assert!(!head.headers.contains_key(headers::CONTENT_LENGTH));
+        let events: Vec<RunEvent> = text(&steps)
+            .lines()
+            .map(|l| RunEvent::parse(l.as_bytes()).unwrap())
+            .collect();
+        let mut want = vec![RunEvent::new(RuntimeEventKind::Start)];
+        want.extend(["a", "b", "c"].map(RunEvent::delta));
+        want.push(RunEvent::usage(Usage {
+            input: 2,
+            output: 3,
+            ..Usage::default()
+        }));
+        assert_eq!(events, want);
+    }
+
+    #[test]
+    fn what_leaves_together_says_what_its_strongest_part_says() {
+        let dispositions = |toml: &str| -> Vec<Disposition> {
+            let pieces = normalized(&script(toml), 0);
+            let pieces = pieces.iter().filter_map(|s| match s {
+                Step::Data(piece) => Some(piece.disposition),
+                Step::Wait(_) | Step::Head(_) | Step::Stall | Step::Fail(_) => None,
+            });
+            pieces.collect()
+        };
+        assert_eq!(dispositions("stall = \"after_preamble\""), [Disposition::Start]);
+        assert_eq!(
+            dispositions("stall = { after_chunks = 1 }"),
+            [Disposition::Progress]
+        );
+        // An empty delta is no progress; the usage behind it is.
+        assert_eq!(
+            dispositions("reply = \"\"\nstall = { after_chunks = 1 }"),
+            [Disposition::Start]
+        );
+        assert_eq!(dispositions("reply = \"\""), [Disposition::Progress]);
+        assert_eq!(
+            dispositions("reply = \"ab\"\nchunks = 2\nchunk_delay = \"1s\""),
+            [Disposition::Progress; 2]
+        );
+    }
+
+    #[test]
+    fn a_run_that_is_refused_fails_before_its_head_on_its_first_attempts() {
+        let s = script("status = 503\nfirst_delay = \"1s\"\nfail_first = 1");
+        let steps = normalized(&s, 0);
+        let [Step::Wait(_), Step::Fail(error)] = &steps[..] else {
+            panic!("{steps:?}")
+        };
+        assert_eq!(error.code, FailureCode::ProviderUnavailable);
+        assert!(normalized(&s, 1).iter().any(|s| matches!(s, Step::Head(_))));
+    }
+
+    #[test]
+    fn a_conversation_costs_the_same_tokens_whichever_way_it_takes() {
+        let s = script("reply = \"abc\"\nchunks = 3");
+        let told: Vec<RunEvent> = text(&normalized(&s, 0))
+            .lines()
+            .map(|l| RunEvent::parse(l.as_bytes()).unwrap())
+            .collect();
+        let usage = told.iter().find_map(|e| e.usage);
+        for (api, body) in [
+            (Api::Chat, r#"{"messages":[{"role":"user","content":"hello"}]}"#),
+            (Api::Responses, r#"{"input":"hello"}"#),
+        ] {
+            let steps: Vec<_> = tunnel(api, &s, body.as_bytes(), &facts(0)).into();
+            let whole = text(&steps);
+            assert_eq!(
+                iop_shared::openai::usage::usage_from_body(whole.as_bytes()),
+                usage
+            );
+        }
     }
 }
