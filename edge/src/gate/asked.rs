@@ -9,7 +9,7 @@ use iop_shared::execution::Endpoint;
 use iop_shared::ids::{AttemptId, ProviderKey, RunId};
 use iop_shared::openai::event::Dialect;
 use iop_shared::openai::multipart::{self, MultipartFacts};
-use iop_shared::openai::request::{RequestFacts, SplicedBody, splice};
+use iop_shared::openai::request::{RequestFacts, SplicedBody, replay_safe, splice};
 use iop_shared::wire::tunnel::TunnelHead;
 
 use crate::http::payload::Reservation;
@@ -86,7 +86,7 @@ impl Asked {
     /// Whether sending it twice could do something twice (G55). Verbs on stored responses live where they are.
     pub(super) fn replay_safe(&self) -> bool {
         match &self.payload {
-            Payload::Json { facts, .. } => facts.tools().is_none() && facts.state_id().is_none(),
+            Payload::Json { body, facts } => replay_safe(facts, body),
             Payload::Multipart { .. } => true,
             Payload::Opaque(_) | Payload::Empty => false,
         }

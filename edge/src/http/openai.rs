@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use iop_shared::execution::Endpoint;
 use iop_shared::ids::RunId;
 use iop_shared::openai::multipart;
-use iop_shared::openai::request::{RequestError, inspect};
+use iop_shared::openai::request::{RequestError, affinity_key, inspect};
 use iop_shared::wire::headers::client_to_provider;
 use tokio::time::Instant;
 
@@ -25,7 +25,7 @@ use super::server::ConnHandle;
 use crate::app::{App, ResponseHome};
 use crate::error::{ApiError, ErrorKind};
 use crate::gate::{self, Asked, Exchange, GateBody, Payload, RequestGuard, X_IOP_ATTEMPTS};
-use crate::pool::Model;
+use crate::pool::{Affinity, Model};
 use crate::tasks;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -195,6 +195,7 @@ where
             (model, home.map(|h| (h.provider, h.target)))
         }
     };
+    let affinity = affinity(endpoint, &model, &routed.payload);
     let mut headers = parts.headers;
     client_to_provider(&mut headers);
     headers.insert(X_REQUEST_ID, id.header());
@@ -215,7 +216,7 @@ where
         _held: reservation,
         run_id: RunId(uuid::Uuid::now_v7()),
         who: caller.who(),
-        affinity: None,
+        affinity,
         conn,
     });
     Ok(Admitted { asked, concurrency })
@@ -229,6 +230,16 @@ struct Routed {
     wants_usage: bool,
     /// A response id whose state this request needs.
     state_of: Option<String>,
+}
+
+/// What the request has in common with others of its conversation, where its model wants them at one provider (G30).
+fn affinity(endpoint: Endpoint, model: &Model, payload: &Payload) -> Option<u64> {
+    match (model.affinity, endpoint, payload) {
+        (Affinity::Prefix, Endpoint::Chat | Endpoint::Responses, Payload::Json { body, facts }) => {
+            affinity_key(facts, body)
+        }
+        _ => None,
+    }
 }
 
 /// A stored-response verb has no model; a body that comes with it travels unread.
