@@ -22,8 +22,11 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub struct Route {
     pub name: &'static str,
-    primary: Option<Script>,
-    second: Option<Option<Script>>,
+    primary: Script,
+    primary_refused: bool,
+    second: Option<Script>,
+    second_refused: bool,
+    one_model: bool,
     primary_lines: Vec<String>,
     second_lines: Vec<String>,
     model_lines: Vec<String>,
@@ -44,8 +47,11 @@ impl Route {
     pub fn scripted(name: &'static str, script: Script) -> Self {
         Self {
             name,
-            primary: Some(script),
-            second: Some(Some(Script::good())),
+            primary: script,
+            primary_refused: false,
+            second: Some(Script::good()),
+            second_refused: false,
+            one_model: false,
             primary_lines: Vec::new(),
             second_lines: Vec::new(),
             model_lines: Vec::new(),
@@ -53,24 +59,31 @@ impl Route {
         }
     }
 
-    /// Nobody listens at the first provider's address.
+    /// The first provider is behind [`Bench::front`], and good when that is up.
     pub fn refused(name: &'static str) -> Self {
         let mut route = Self::scripted(name, Script::good());
-        route.primary = None;
+        route.primary_refused = true;
         route
     }
 
     /// What the second provider does for ever.
     #[must_use]
     pub fn then(mut self, act: Act) -> Self {
-        self.second = Some(Some(Script::always(act)));
+        self.second = Some(Script::always(act));
         self
     }
 
     /// Nobody listens at the second provider's address.
     #[must_use]
     pub fn then_refused(mut self) -> Self {
-        self.second = Some(None);
+        self.second_refused = true;
+        self
+    }
+
+    /// One model and one target for all cells: what a provider did to one of them counts for the others.
+    #[must_use]
+    pub fn one_model(mut self) -> Self {
+        self.one_model = true;
         self
     }
 
@@ -128,6 +141,7 @@ impl Route {
                 if (self.cells)(api, stream) {
                     cells.push(Cell {
                         route: self.name,
+                        one_model: self.one_model,
                         api,
                         stream,
                     });
@@ -142,6 +156,7 @@ impl Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
     pub route: &'static str,
+    one_model: bool,
     pub api: Api,
     pub stream: bool,
 }
@@ -149,6 +164,9 @@ pub struct Cell {
 impl Cell {
     /// What a client asks for.
     pub fn model(&self) -> String {
+        if self.one_model {
+            return self.route.to_owned();
+        }
         let kind = if self.stream { "stream" } else { "whole" };
         format!("{}.{}.{kind}", self.route, self.api.name())
     }
@@ -172,40 +190,67 @@ pub struct Bench {
     pub primary: Faulty,
     pub second: Faulty,
     pub routes: Vec<Route>,
-    /// What refused providers point to; never up.
-    pub refused: Front,
+    /// Where refused providers are: down until the test says otherwise, the first provider behind it.
+    pub front: Front,
 }
 
 impl Bench {
     /// Starts everything; `more` adds to the configuration.
     pub async fn start(shape: Shape, routes: Vec<Route>, more: impl FnOnce(Setup) -> Setup) -> Arc<Self> {
+        Self::build(shape, routes, ["", ""], more).await
+    }
+
+    /// The same behind two nodes: the first providers are asked on `n1`, the second ones on `n2`.
+    pub async fn start_nodes(routes: Vec<Route>, more: impl FnOnce(Setup) -> Setup) -> Arc<Self> {
+        let more = |setup: Setup| more(setup.nodes(&["n1", "n2"]));
+        Self::build(Shape::Linked, routes, ["n1/", "n2/"], more).await
+    }
+
+    async fn build(
+        shape: Shape,
+        routes: Vec<Route>,
+        places: [&str; 2],
+        more: impl FnOnce(Setup) -> Setup,
+    ) -> Arc<Self> {
         let (primary, second) = (Faulty::start(PRIMARY).await, Faulty::start(SECOND).await);
-        let refused = Front::of(&primary.stub.addr);
+        let front = Front::of(&primary.stub.addr);
         let metrics = "metrics_listen = \"127.0.0.1:0\"";
         let mut setup = Setup::default().nodes(&["n1"]).node("node", metrics);
         for route in &routes {
             let cells = route.all_cells();
-            let targets: Vec<String> = cells.iter().map(Cell::target).collect();
-            let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
-            let (a, b) = (format!("a-{}", route.name), format!("b-{}", route.name));
-            let mut add = |id: &str, faulty: &Faulty, script: Option<&Script>, lines: &[String]| {
-                for target in targets.iter().filter(|_| script.is_some()) {
-                    faulty.script(target, script.unwrap().clone());
+            let mut targets: Vec<String> = cells.iter().map(Cell::target).collect();
+            targets.dedup();
+            let mut add = |id: String, faulty: &Faulty, script: &Script, refused: bool, lines: &[String]| {
+                for target in &targets {
+                    faulty.script(target, script.clone());
                 }
-                let url = script.map_or_else(|| refused.url(), |_| faulty.stub.url());
-                let provider = Provider::openai(id, &url, &targets);
+                let url = if refused { front.url() } else { faulty.stub.url() };
+                let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
+                let provider = Provider::openai(&id, &url, &targets);
                 let provider = lines.iter().fold(provider, |p, line| p.line(line));
                 setup.providers.push(provider);
+                id
             };
-            add(&a, &primary, route.primary.as_ref(), &route.primary_lines);
+            let a = format!("a-{}", route.name);
+            let a = add(
+                a,
+                &primary,
+                &route.primary,
+                route.primary_refused,
+                &route.primary_lines,
+            );
+            let mut ids = vec![format!("{}{a}", places[0])];
             if let Some(script) = &route.second {
-                add(&b, &second, script.as_ref(), &route.second_lines);
+                let b = format!("b-{}", route.name);
+                let b = add(b, &second, script, route.second_refused, &route.second_lines);
+                ids.push(format!("{}{b}", places[1]));
             }
-            for cell in cells {
-                let target = cell.target();
-                let candidates = [(a.as_str(), target.as_str()), (b.as_str(), target.as_str())];
-                let candidates = &candidates[..1 + usize::from(route.second.is_some())];
-                setup = setup.ranked(&cell.model(), candidates);
+            let mut models: Vec<(String, String)> = cells.iter().map(|c| (c.model(), c.target())).collect();
+            models.dedup();
+            for (model, target) in &models {
+                let candidates: Vec<(&str, &str)> =
+                    ids.iter().map(|id| (id.as_str(), target.as_str())).collect();
+                setup = setup.ranked(model, &candidates);
                 setup = route.model_lines.iter().fold(setup, |s, line| s.model_line(line));
             }
         }
@@ -215,7 +260,7 @@ impl Bench {
             primary,
             second,
             routes,
-            refused,
+            front,
         })
     }
 
@@ -229,7 +274,7 @@ impl Bench {
         self.cells().into_iter().filter(|c| c.route == route).collect()
     }
 
-    /// One request of a cell, with `x-iop-attempts` on its answer.
+    /// One request of a cell.
     pub async fn ask(&self, cell: Cell) -> Seen {
         ask(&self.stack.client(), cell).await
     }

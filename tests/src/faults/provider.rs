@@ -94,7 +94,7 @@ pub enum Act {
     NoTerminal,
     /// A head, then a comment (of a whole body: a blank) at this interval, for ever.
     Comments(Duration),
-    /// A good stream of so many words, silent before the first one and between them.
+    /// A good stream of so many words, silent before the first one and between them; a whole answer is silent at first.
     Paced {
         words: usize,
         first: Duration,
@@ -321,6 +321,12 @@ impl Answering {
                     self.ex.until(pace.tick()).await?;
                     self.ex.chunk(nothing).await?;
                 }
+            }
+            Act::Paced { first, .. } if !self.stream => {
+                self.ex.until(tokio::time::sleep(first)).await?;
+                let (body, marks) = (self.answers.whole(), self.marks());
+                let headers = headers(&marks, Some("application/json"));
+                self.ex.reply(200, &headers, &body).await
             }
             Act::Paced { words, first, gap } => {
                 self.head().await?;

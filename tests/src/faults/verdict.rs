@@ -41,6 +41,14 @@ impl Seen {
     /// # Panics
     /// When it is not.
     pub fn assert_clean(&self, cell: Cell, answers: &Answers, attempts: usize) {
+        self.assert_clean_words(cell, answers, attempts, WORDS);
+    }
+
+    /// The same for a stream of so many words.
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn assert_clean_words(&self, cell: Cell, answers: &Answers, attempts: usize, words: usize) {
         let (all, what) = (self.everything(), cell.model());
         let answer = &self.answer;
         assert_eq!((answer.status(), answer.complete), (200, true), "{what}:\n{all}");
@@ -60,7 +68,7 @@ impl Seen {
         let media = answer.header("content-type").unwrap_or_default();
         let expected = if cell.stream {
             assert!(media.starts_with("text/event-stream"), "{what}: {media}");
-            answers.stream(WORDS).all().concat()
+            answers.stream(words).all().concat()
         } else {
             assert!(media.starts_with("application/json"), "{what}: {media}");
             answers.whole()
