@@ -6,6 +6,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Once;
 use std::task::{Context, Poll};
@@ -15,11 +16,14 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::{self, connect::HttpConnector};
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tower::Service;
 
+use super::hold::{Hold, Holding};
 use crate::service::BoxError;
 
 /// uvicorn closes after 5 s; a pool must be quicker than the server (link.md, Stale connections).
@@ -126,12 +130,38 @@ impl Client {
         headers: HeaderMap,
         body: SendBody,
     ) -> Result<Response<ClientBody>, ClientError> {
-        let mut request = Request::new(body);
-        *request.method_mut() = method;
-        *request.uri_mut() = to.0;
-        *request.headers_mut() = headers;
+        self.request(request(method, to, headers, body)).await
+    }
+
+    /// The same, and tells at any time which connection it holds.
+    pub(crate) async fn send_held(
+        &self,
+        method: Method,
+        to: Target,
+        headers: HeaderMap,
+        body: SendBody,
+        hold: &mut Hold,
+    ) -> Result<Response<ClientBody>, ClientError> {
+        let mut request = request(method, to, headers, body);
+        *hold = Hold::Asked(capture_connection(&mut request));
+        let mut answer = self.request(request).await?;
+        if let Some(held) = answer.extensions_mut().remove() {
+            *hold = Hold::On(held);
+        }
+        Ok(answer)
+    }
+
+    async fn request(&self, request: Request<SendBody>) -> Result<Response<ClientBody>, ClientError> {
         self.0.request(request).await.map_err(|e| ClientError::new(&e))
     }
+}
+
+fn request(method: Method, to: Target, headers: HeaderMap, body: SendBody) -> Request<SendBody> {
+    let mut request = Request::new(body);
+    *request.method_mut() = method;
+    *request.uri_mut() = to.0;
+    *request.headers_mut() = headers;
+    request
 }
 
 /// A connector that takes no longer than its bound, handshakes included.
@@ -148,9 +178,9 @@ where
     C::Response: 'static,
     C::Error: Into<BoxError>,
 {
-    type Response = C::Response;
+    type Response = Watched<C::Response>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<C::Response, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
@@ -160,10 +190,73 @@ where
         let (connecting, bound) = (self.inner.call(to), self.bound);
         Box::pin(async move {
             match tokio::time::timeout(bound, connecting).await {
-                Ok(connected) => connected.map_err(Into::into),
+                Ok(connected) => connected.map(Watched::new).map_err(Into::into),
                 Err(_) => Err("no connection within connect_timeout".into()),
             }
         })
+    }
+}
+
+/// A connection whose end can be seen by whoever holds it.
+struct Watched<C> {
+    /// Closed first, told next: fields are dropped in this order.
+    io: C,
+    holding: Holding,
+}
+
+impl<C> Watched<C> {
+    fn new(io: C) -> Self {
+        Self {
+            io,
+            holding: Holding::new(),
+        }
+    }
+}
+
+impl<C> Connection for Watched<C> {
+    fn connected(&self) -> Connected {
+        Connected::new().extra(self.holding.held())
+    }
+}
+
+impl<C: Read + Unpin> Read for Watched<C> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<C: Write + Unpin> Write for Watched<C> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    /// A goodbye that does not fit into the socket (TLS) is not waited for: a peer that reads nothing would hold the
+    /// connection for ever.
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match Pin::new(&mut self.io).poll_shutdown(cx) {
+            Poll::Ready(done) => Poll::Ready(done),
+            Poll::Pending => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
 }
 

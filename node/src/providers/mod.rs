@@ -4,6 +4,7 @@
 //! it yields goes through `run`.
 
 pub(crate) mod client;
+pub(crate) mod hold;
 pub(crate) mod models;
 pub(crate) mod openai;
 pub(crate) mod registry;
@@ -16,12 +17,14 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Response};
 use iop_shared::config::{ConfigError, ProviderConfig, SecretString, Source};
 use iop_shared::execution::event::classify_tunnel_frame;
-use iop_shared::execution::{Disposition, Endpoint, FailureCode, ProbeOutcome, TunnelFrameKind};
+use iop_shared::execution::{Disposition, Endpoint, FailureCode, TunnelFrameKind};
 use iop_shared::wire::event::{Message, RunEvent};
 use iop_shared::wire::terminal::NodeError;
 
 use crate::config::Resolver;
+use crate::probe::{ProbeError, ProbeReport, ProviderProber};
 use crate::run::source::HttpSource;
+use hold::Hold;
 
 /// A provider's configuration with its secret.
 #[derive(Debug, Clone)]
@@ -101,20 +104,27 @@ pub(crate) enum Backend {
 
 impl Backend {
     /// Calls the provider for a target; resolves at its head, or when its run started.
-    pub(crate) async fn call(&self, target: &str, ask: Ask) -> Result<Response<ProviderBody>, NodeError> {
+    /// `hold` tells what the call has of the provider; it is true at any time, also when the future is dropped.
+    pub(crate) async fn call(
+        &self,
+        target: &str,
+        ask: Ask,
+        hold: &mut Hold,
+    ) -> Result<Response<ProviderBody>, NodeError> {
         match (self, ask) {
-            (Backend::Http(p), Ask::Tunnel(ask)) => p.call(ask).await,
-            (Backend::Scripted(s), Ask::Tunnel(ask)) => s.call(target, ask).await,
-            (Backend::Scripted(s), Ask::Run(ask)) => s.run(target, &ask).await,
+            (Backend::Http(p), Ask::Tunnel(ask)) => p.call(ask, hold).await,
+            (Backend::Scripted(s), Ask::Tunnel(ask)) => s.call(target, ask, hold).await,
+            (Backend::Scripted(s), Ask::Run(ask)) => s.run(target, &ask, hold).await,
             (Backend::Http(_), Ask::Run(_)) => Err(NodeError::new(
                 FailureCode::TargetMissing,
                 "the provider speaks for itself and takes no runs",
             )),
         }
     }
+}
 
-    /// Asks whether exactly this target is served; unbounded in time, the caller bounds it.
-    pub(crate) async fn probe(&self, target: &str) -> ProbeOutcome {
+impl ProviderProber for Backend {
+    async fn probe(&self, target: &str) -> Result<ProbeReport, ProbeError> {
         match self {
             Backend::Http(p) => p.probe(target).await,
             Backend::Scripted(s) => s.probe(target).await,
@@ -159,6 +169,14 @@ impl ProviderBody {
                 .poll_data(cx)
                 .map(|next| next.map(|result| result.map(Piece::tunnel))),
             ProviderBody::Scripted(b) => b.poll_data(cx),
+        }
+    }
+
+    /// Has output in hand and will give it soon: a poll that had nothing was no wait for the provider.
+    pub(crate) fn has_some(&self) -> bool {
+        match self {
+            ProviderBody::Http(b) => b.has_some(),
+            ProviderBody::Scripted(_) => false,
         }
     }
 }

@@ -9,14 +9,17 @@ use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use iop_shared::config::{Adapter, SecretString};
-use iop_shared::execution::{Endpoint, FailureCode, ProbeOutcome};
+use iop_shared::execution::{Endpoint, FailureCode};
+use iop_shared::ids::ProviderId;
 use iop_shared::label::Label;
 use iop_shared::wire::terminal::NodeError;
 use secrecy::ExposeSecret;
 use serde::Deserialize;
 
 use super::client::{Client, ClientError, ClientErrorKind, SendBody, Target};
+use super::hold::Hold;
 use super::{ProviderBody, ProviderSettings, TunnelAsk};
+use crate::probe::{Identity, ProbeError, ProbeReport, ProviderProber, Status};
 use crate::run::encoding::Plan;
 use crate::run::head;
 use crate::run::source::HttpSource;
@@ -29,6 +32,8 @@ const OLLAMA_PATHS: &[&str] = &["/api/tags", "/api/version", "/api/ps"];
 
 /// One provider behind HTTP.
 pub(crate) struct HttpProvider {
+    id: ProviderId,
+    adapter: Adapter,
     client: Client,
     /// Ends in `/v1` or whatever the provider calls it; no slash.
     base: String,
@@ -93,6 +98,8 @@ impl HttpProvider {
         }
         let client = Client::new(config.connect_timeout.0);
         Ok(Self {
+            id: config.id.clone(),
+            adapter: config.adapter,
             client,
             base,
             endpoints,
@@ -102,7 +109,11 @@ impl HttpProvider {
         })
     }
 
-    pub(crate) async fn call(&self, ask: TunnelAsk) -> Result<Response<ProviderBody>, NodeError> {
+    pub(crate) async fn call(
+        &self,
+        ask: TunnelAsk,
+        hold: &mut Hold,
+    ) -> Result<Response<ProviderBody>, NodeError> {
         let TunnelAsk {
             endpoint,
             method,
@@ -115,7 +126,7 @@ impl HttpProvider {
         head::towards_provider(&mut headers, &self.own);
         let answer = self
             .client
-            .send(method, to, headers, body)
+            .send_held(method, to, headers, body, hold)
             .await
             .map_err(|e| failure(&e))?;
         let (mut parts, body) = answer.into_parts();
@@ -146,16 +157,13 @@ impl HttpProvider {
         })
     }
 
-    /// The provider's own list of models, bounded in size and time.
+    /// The names in the provider's own list of models, bounded in size and time.
     pub(crate) async fn list_models(&self) -> Result<Vec<String>, ListError> {
-        #[derive(Deserialize)]
-        struct List {
-            data: Vec<Model>,
-        }
-        #[derive(Deserialize)]
-        struct Model {
-            id: String,
-        }
+        let list = self.list().await?;
+        Ok(list.data.into_iter().map(|m| m.id).collect())
+    }
+
+    async fn list(&self) -> Result<List, ListError> {
         let (status, body) = match tokio::time::timeout(ASIDE_BOUND, self.get(self.models.clone())).await {
             Err(_) => return Err(ListError::Timeout),
             Ok(Err(e)) => return Err(ListError::Unreachable(e.message)),
@@ -164,20 +172,7 @@ impl HttpProvider {
         if !status.is_success() {
             return Err(ListError::Status(status));
         }
-        let list: List = serde_json::from_slice(&body).map_err(|_| ListError::Malformed)?;
-        Ok(list.data.into_iter().map(|m| m.id).collect())
-    }
-
-    /// 004: an error of any kind says nothing about the target; only a list without it does.
-    pub(crate) async fn probe(&self, target: &str) -> ProbeOutcome {
-        match self.list_models().await {
-            Ok(list) if list.iter().any(|m| m == target) => ProbeOutcome::Available,
-            Ok(_) => ProbeOutcome::Unavailable,
-            Err(ListError::Timeout) => ProbeOutcome::Timeout,
-            Err(ListError::Unreachable(_) | ListError::Status(_) | ListError::Malformed) => {
-                ProbeOutcome::Error
-            }
-        }
+        serde_json::from_slice(&body).map_err(|_| ListError::Malformed)
     }
 
     /// A `GET` of Ollama's own API; its answer as it is.
@@ -214,6 +209,65 @@ impl HttpProvider {
     }
 }
 
+impl ProviderProber for HttpProvider {
+    /// Looks for the target in the provider's list: an engine generates nothing for that.
+    async fn probe(&self, target: &str) -> Result<ProbeReport, ProbeError> {
+        let list = self.list().await.map_err(|e| match e {
+            ListError::Timeout => ProbeError::Timeout,
+            ListError::Status(
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+            ) => ProbeError::Unsupported,
+            ListError::Unreachable(_) | ListError::Status(_) | ListError::Malformed => ProbeError::Failed,
+        })?;
+        Ok(ProbeReport {
+            identity: Identity {
+                instance: self.id.to_string(),
+                adapter: self.adapter.as_str().to_owned(),
+                target: target.to_owned(),
+            },
+            status: list.status(self.adapter, target),
+        })
+    }
+}
+
+/// A page of `GET /v1/models`.
+#[derive(Debug, Deserialize)]
+struct List {
+    data: Vec<Model>,
+    /// More pages follow.
+    #[serde(default)]
+    has_more: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Model {
+    id: String,
+}
+
+impl List {
+    /// What the list says of a target; a part of a list proves no absence.
+    fn status(&self, adapter: Adapter, target: &str) -> Status {
+        if self.data.iter().any(|m| is_same(adapter, &m.id, target)) {
+            Status::Available
+        } else if self.has_more {
+            Status::Unknown
+        } else {
+            Status::Unavailable
+        }
+    }
+}
+
+/// Ollama's `llama3` is its `llama3:latest`; any other name is exact.
+fn is_same(adapter: Adapter, a: &str, b: &str) -> bool {
+    match adapter {
+        Adapter::Ollama => {
+            let bare = |name| str::strip_suffix(name, ":latest").unwrap_or(name);
+            bare(a) == bare(b)
+        }
+        Adapter::Openai | Adapter::Scripted => a == b,
+    }
+}
+
 /// The `Authorization` of a key; `None` when no header can carry it.
 pub(crate) fn bearer(key: &SecretString) -> Option<HeaderValue> {
     let mut value = HeaderValue::try_from(format!("Bearer {}", key.expose_secret())).ok()?;
@@ -236,5 +290,45 @@ fn failure(e: &ClientError) -> NodeError {
             format!("the provider hung up before an answer: {e}"),
         ),
         ClientErrorKind::Upload => NodeError::new(FailureCode::InvalidRequest, e.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(adapter: Adapter, list: &str, target: &str) -> Status {
+        serde_json::from_str::<List>(list)
+            .unwrap()
+            .status(adapter, target)
+    }
+
+    #[test]
+    fn a_target_is_available_only_under_its_exact_name() {
+        let list = r#"{"object":"list","data":[{"id":"llama3:latest"},{"id":"qwen"},{"id":"a/b:7b"}]}"#;
+        for (target, openai, ollama) in [
+            ("llama3:latest", Status::Available, Status::Available),
+            ("llama3", Status::Unavailable, Status::Available),
+            ("qwen", Status::Available, Status::Available),
+            ("qwen:latest", Status::Unavailable, Status::Available),
+            ("a/b:7b", Status::Available, Status::Available),
+            ("a/b", Status::Unavailable, Status::Unavailable),
+            ("llama", Status::Unavailable, Status::Unavailable),
+            ("LLAMA3", Status::Unavailable, Status::Unavailable),
+        ] {
+            assert_eq!(status(Adapter::Openai, list, target), openai, "{target}");
+            assert_eq!(status(Adapter::Ollama, list, target), ollama, "{target}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_list_proves_no_absence() {
+        let part = r#"{"data":[{"id":"a"}],"has_more":true}"#;
+        assert_eq!(status(Adapter::Openai, part, "a"), Status::Available);
+        assert_eq!(status(Adapter::Openai, part, "b"), Status::Unknown);
+        assert_eq!(
+            status(Adapter::Openai, r#"{"data":[]}"#, "b"),
+            Status::Unavailable
+        );
     }
 }

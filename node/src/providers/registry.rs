@@ -205,7 +205,7 @@ impl Permit {
         })
     }
 
-    pub(crate) fn slot(&self) -> &Slot {
+    pub(crate) fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }
 }

@@ -125,6 +125,10 @@ impl<S: Source> Gather<S> {
         }
     }
 
+    pub(crate) fn has_some(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
     /// What is held, as one piece; a lone chunk is not copied.
     fn batch(&mut self) -> Bytes {
         self.patience.end(self.pieces.len());
@@ -221,8 +225,9 @@ mod tests {
                 Poll::Ready(Some(Ok(b))) => out.push(b),
                 Poll::Ready(Some(Err(e))) => return (out, Some(Err(e))),
                 Poll::Ready(None) => return (out, Some(Ok(()))),
-                Poll::Pending if count.0.load(Ordering::SeqCst) > woken => {}
+                Poll::Pending if count.0.load(Ordering::SeqCst) > woken => assert!(g.has_some()),
                 Poll::Pending => {
+                    assert!(!g.has_some());
                     // Otherwise the source itself is what wakes.
                     if let Some(Step::Silence) = g.source.steps.front() {
                         return (out, None);

@@ -49,6 +49,15 @@ impl HttpSource {
             HttpSource::Decoded(s) => s.poll_data(cx),
         }
     }
+
+    /// Holds bytes that leave at one of the next polls.
+    pub(crate) fn has_some(&self) -> bool {
+        match self {
+            HttpSource::Whole(_) => false,
+            HttpSource::Stream(s) => s.has_some(),
+            HttpSource::Decoded(s) => s.has_some(),
+        }
+    }
 }
 
 /// The data frames of a body; trailers of a provider end here.

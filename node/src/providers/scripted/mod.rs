@@ -19,13 +19,16 @@ use std::time::{Duration, SystemTime};
 
 use http::{Method, Response};
 use http_body_util::{BodyExt, Limited};
-use iop_shared::config::{ProbeScript, ProviderConfig, Script, Targets};
-use iop_shared::execution::{FailureCode, ProbeOutcome};
+use iop_shared::config::{Adapter, ProbeScript, ProviderConfig, Script, Targets};
+use iop_shared::execution::FailureCode;
+use iop_shared::ids::ProviderId;
 use iop_shared::wire::terminal::NodeError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
+use super::hold::{Hold, Holding};
 use super::{Piece, ProviderBody, RunAsk, TunnelAsk};
+use crate::probe::{Identity, ProbeError, ProbeReport, ProviderProber, Status};
 use crate::tasks::{self, Kind};
 use plan::{Facts, Head, Step};
 
@@ -55,6 +58,7 @@ impl Model {
 
 /// The scripted provider.
 pub(crate) struct Scripted {
+    id: ProviderId,
     models: BTreeMap<String, Model>,
     /// What does the work: as many requests at once as the provider has places.
     engine: Arc<Semaphore>,
@@ -78,6 +82,7 @@ impl Scripted {
             }
         }
         Self {
+            id: config.id.clone(),
             models,
             engine: Arc::new(Semaphore::new(config.capacity as usize)),
         }
@@ -87,6 +92,7 @@ impl Scripted {
         &self,
         target: &str,
         ask: TunnelAsk,
+        hold: &mut Hold,
     ) -> Result<Response<ProviderBody>, NodeError> {
         match (self.models.get(target), plan::api(ask.endpoint)) {
             (Some(model), Some(api)) if ask.method == Method::POST && ask.path.is_none() => {
@@ -98,20 +104,25 @@ impl Scripted {
                     })?
                     .to_bytes();
                 let steps = plan::tunnel(api, &model.script, &body, &model.begin(target));
-                self.work(steps, model.script.ignores_cancel).await
+                self.work(steps, model.script.ignores_cancel, hold).await
             }
-            _ => self.work(plan::not_served(), false).await,
+            _ => self.work(plan::not_served(), false, hold).await,
         }
     }
 
     /// The same for the normalized path.
-    pub(crate) async fn run(&self, target: &str, ask: &RunAsk) -> Result<Response<ProviderBody>, NodeError> {
+    pub(crate) async fn run(
+        &self,
+        target: &str,
+        ask: &RunAsk,
+        hold: &mut Hold,
+    ) -> Result<Response<ProviderBody>, NodeError> {
         let model = self
             .models
             .get(target)
             .ok_or_else(|| NodeError::new(FailureCode::TargetMissing, "no script has that name"))?;
         let steps = plan::run(&model.script, &ask.messages, &model.begin(target));
-        self.work(steps, model.script.ignores_cancel).await
+        self.work(steps, model.script.ignores_cancel, hold).await
     }
 
     /// Waits for a place in the engine, then does the steps up to the head.
@@ -119,12 +130,18 @@ impl Scripted {
         &self,
         steps: VecDeque<Step>,
         ignores_cancel: bool,
+        hold: &mut Hold,
     ) -> Result<Response<ProviderBody>, NodeError> {
         // A closed semaphore does not happen: nothing closes it.
-        let place = Arc::clone(&self.engine)
+        let permit = Arc::clone(&self.engine)
             .acquire_owned()
             .await
             .map_err(|_| NodeError::new(FailureCode::Internal, "the scripted engine is closed"))?;
+        let place = Place {
+            _permit: permit,
+            holding: Holding::new(),
+        };
+        *hold = Hold::On(place.holding.held());
         let mut work = Work {
             steps,
             sleep: None,
@@ -137,18 +154,31 @@ impl Scripted {
         *response.headers_mut() = head.headers;
         Ok(response)
     }
+}
 
-    pub(crate) async fn probe(&self, target: &str) -> ProbeOutcome {
-        let Some(model) = self.models.get(target) else {
-            return ProbeOutcome::Unavailable;
+impl ProviderProber for Scripted {
+    async fn probe(&self, target: &str) -> Result<ProbeReport, ProbeError> {
+        let status = match self.models.get(target).map(|m| m.script.probe) {
+            Some(ProbeScript::Available) => Status::Available,
+            Some(ProbeScript::Missing) | None => Status::Unavailable,
+            Some(ProbeScript::Refuse) => return Err(ProbeError::Failed),
+            Some(ProbeScript::Hang) => std::future::pending().await,
         };
-        match model.script.probe {
-            ProbeScript::Available => ProbeOutcome::Available,
-            ProbeScript::Missing => ProbeOutcome::Unavailable,
-            ProbeScript::Refuse => ProbeOutcome::Error,
-            ProbeScript::Hang => std::future::pending().await,
-        }
+        Ok(ProbeReport {
+            identity: Identity {
+                instance: self.id.to_string(),
+                adapter: Adapter::Scripted.as_str().to_owned(),
+                target: target.to_owned(),
+            },
+            status,
+        })
     }
+}
+
+/// A place in the engine; the node's hold on the provider ends with it.
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    holding: Holding,
 }
 
 /// A plan under way, and the place that it holds in the engine.
@@ -156,7 +186,7 @@ struct Work {
     steps: VecDeque<Step>,
     sleep: Option<Pin<Box<Sleep>>>,
     ignores_cancel: bool,
-    place: Option<OwnedSemaphorePermit>,
+    place: Option<Place>,
 }
 
 impl Work {
