@@ -129,6 +129,11 @@ impl Script {
         }
     }
 
+    /// These one by one, then `last` for ever.
+    pub fn series(first: Vec<Act>, last: Act) -> Self {
+        Self { first, last }
+    }
+
     fn act(&self, attempt: usize) -> Act {
         self.first.get(attempt).unwrap_or(&self.last).clone()
     }
