@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::StreamExt;
-use iop_tests::faults::{Act, Api, Bench, Cell, Reply, Route, Then, ask, assert_own_answer, failures};
+use iop_tests::faults::{
+    Act, Api, Bench, Cell, Reply, Route, Script, Then, ask, assert_own_answer, failures,
+};
 use iop_tests::stack::Shape;
 use iop_tests::{eventually, fixtures, run};
 use serde_json::{Value, json};
