@@ -256,6 +256,11 @@ impl Line {
         lines
     }
 
+    /// How many of these lines a process has, whatever else stands in them: at finer levels the log adds its spans.
+    pub fn count(&self, process: &Process) -> usize {
+        process.lines_with(self.message).len()
+    }
+
     /// How often each combination of these fields was logged, read as rows.
     pub fn rows(&self, process: &Process, fields: &[&str]) -> Rows {
         let mut rows = Rows::new();
