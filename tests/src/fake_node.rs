@@ -34,6 +34,8 @@ const COMMANDS: &str = "/link/v1/commands/";
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 type Frames = mpsc::UnboundedSender<Frame<Bytes>>;
+/// What a session stream says, and who waits for it to be opened.
+type Unopened = (mpsc::UnboundedReceiver<Frame<Bytes>>, oneshot::Sender<()>);
 
 /// One link of the node. Dropping it breaks the connection.
 pub struct FakeNode {
@@ -150,7 +152,7 @@ impl Drop for FakeNode {
 
 /// What the requests of the edge are answered with.
 struct Served {
-    session: Mutex<Option<(mpsc::UnboundedReceiver<Frame<Bytes>>, oneshot::Sender<()>)>>,
+    session: Mutex<Option<Unopened>>,
     tunnels: mpsc::UnboundedSender<Tunnel>,
     commands: mpsc::UnboundedSender<Command>,
 }
