@@ -1,6 +1,7 @@
 //! For tests beside the code: a provider over loopback that does as the request says, and an edge at a link.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,14 +10,15 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use iop_shared::execution::Endpoint;
 use iop_shared::ids::{AttemptId, NodeId, ProviderId, RunId};
-use iop_shared::wire::terminal::Terminal;
+use iop_shared::wire::terminal::{NodeError, Terminal};
 use iop_shared::wire::tunnel::TunnelHead;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::config::{ProcessResolver, Resolver};
+use crate::providers::{Piece, ProviderBody};
 use crate::tasks::{self, AbortOnDrop, Kind};
 use crate::{Node, ProviderSettings};
 
@@ -34,6 +36,7 @@ struct Shared {
     arrived: watch::Sender<usize>,
     gone: watch::Sender<usize>,
     last: Mutex<(String, Vec<u8>)>,
+    lists: Mutex<&'static str>,
 }
 
 impl Stub {
@@ -44,6 +47,7 @@ impl Stub {
             arrived: watch::Sender::new(0),
             gone: watch::Sender::new(0),
             last: Mutex::default(),
+            lists: Mutex::default(),
         });
         let s = Arc::clone(&shared);
         let accept = tasks::spawn(Kind::Session, "stub", async move {
@@ -60,6 +64,11 @@ impl Stub {
             shared,
             _accept: AbortOnDrop(accept),
         }
+    }
+
+    /// Does that when asked for its models.
+    pub(crate) fn lists(&self, what: &'static str) {
+        *self.shared.lists.lock() = what;
     }
 
     /// Resolves when that many requests have come.
@@ -110,7 +119,11 @@ async fn connection(mut socket: TcpStream, shared: &Shared) -> std::io::Result<(
                 .find(|(k, _)| k.eq_ignore_ascii_case(name))
                 .map(|(_, v)| v.to_owned())
         };
-        let what = field("x-do").unwrap_or_default();
+        let what = if head.starts_with("GET /v1/models ") {
+            (*shared.lists.lock()).to_owned()
+        } else {
+            field("x-do").unwrap_or_default()
+        };
         if what == "never-read" {
             shared.arrived.send_modify(|n| *n += 1);
             std::future::pending::<()>().await;
@@ -170,6 +183,11 @@ async fn act(socket: &mut TcpStream, what: &str, head: &str, shared: &Shared) ->
                 .write_all(b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n0\r\n\r\n")
                 .await?;
         }
+        "fails" => {
+            socket
+                .write_all(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n")
+                .await?;
+        }
         "redirect" => {
             socket
                 .write_all(
@@ -211,6 +229,21 @@ async fn gone(socket: &mut TcpStream, shared: &Shared) {
     // Nothing more is asked on this connection: anything read is its end.
     while matches!(socket.read(&mut buf).await, Ok(n) if n > 0) {}
     shared.gone.send_modify(|n| *n += 1);
+}
+
+/// A provider's body as the test feeds it.
+pub(crate) struct Fed(mpsc::UnboundedReceiver<Piece>);
+
+impl Fed {
+    /// The end of the sender is the body's end; a sender is closed when the body was dropped.
+    pub(crate) fn new() -> (mpsc::UnboundedSender<Piece>, ProviderBody) {
+        let (feed, fed) = mpsc::unbounded_channel();
+        (feed, ProviderBody::Fed(Self(fed)))
+    }
+
+    pub(crate) fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, NodeError>>> {
+        self.0.poll_recv(cx).map(|piece| piece.map(Ok))
+    }
 }
 
 /// A node from `[[providers]]` tables.

@@ -159,6 +159,8 @@ impl Piece {
 pub(crate) enum ProviderBody {
     Http(HttpSource),
     Scripted(scripted::ScriptBody),
+    #[cfg(test)]
+    Fed(crate::testing::Fed),
 }
 
 impl ProviderBody {
@@ -169,6 +171,8 @@ impl ProviderBody {
                 .poll_data(cx)
                 .map(|next| next.map(|result| result.map(Piece::tunnel))),
             ProviderBody::Scripted(b) => b.poll_data(cx),
+            #[cfg(test)]
+            ProviderBody::Fed(b) => b.poll_data(cx),
         }
     }
 
@@ -177,6 +181,8 @@ impl ProviderBody {
         match self {
             ProviderBody::Http(b) => b.has_some(),
             ProviderBody::Scripted(_) => false,
+            #[cfg(test)]
+            ProviderBody::Fed(_) => false,
         }
     }
 }

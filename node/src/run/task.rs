@@ -222,3 +222,6 @@ impl RunBody {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
