@@ -16,7 +16,7 @@ use crate::within;
 /// Cells that run at once: many waits overlap, and two cores still answer in time.
 const AT_ONCE: usize = 16;
 /// No request of these tests may take longer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// One model in four cells, with providers of its own.
 #[derive(Debug, Clone)]
