@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use iop_shared::config::{Adapter, Targets};
-use iop_shared::execution::{Endpoint, FailureCode};
+use iop_shared::execution::{Endpoint, ExecutionPath, FailureCode};
 use iop_shared::ids::ProviderId;
 use iop_shared::wire::session::{ProviderAdvertisement, ProviderLoad};
 use iop_shared::wire::terminal::NodeError;
@@ -32,6 +32,8 @@ pub(crate) struct Slot {
     pub(crate) capacity: u32,
     endpoints: Vec<Endpoint>,
     targets: TargetSet,
+    /// Those of the targets that are served by runs, and by no tunnel.
+    normalized: Vec<String>,
     in_flight: AtomicU32,
     response_stall_timeout_ms: i64,
     first_content_timeout_ms: Option<u64>,
@@ -46,6 +48,14 @@ impl Slot {
             (_, Some(script)) => TargetSet::Fixed(script.keys().cloned().collect()),
             (Some(Targets::Auto) | None, None) => TargetSet::Auto(RwLock::new(Arc::new([]))),
         };
+        let by_runs = |target: &&String| {
+            let script = config.script.as_ref().and_then(|scripts| scripts.get(*target));
+            script.is_some_and(|script| script.normalized)
+        };
+        let normalized = match &targets {
+            TargetSet::Fixed(list) => list.iter().filter(by_runs).cloned().collect(),
+            TargetSet::Auto(_) => Vec::new(),
+        };
         Self {
             id: config.id.clone(),
             adapter: config.adapter,
@@ -53,6 +63,7 @@ impl Slot {
             capacity: config.capacity,
             endpoints: config.served_endpoints(),
             targets,
+            normalized,
             in_flight: AtomicU32::new(0),
             response_stall_timeout_ms: config.response_stall_timeout.map_or(0, |p| p.as_millis_i64()),
             first_content_timeout_ms: config
@@ -90,21 +101,33 @@ impl Slot {
         }
     }
 
-    /// Whether this provider may be asked that.
+    /// Whether this provider may be asked that, that way.
     ///
     /// # Errors
     /// The typed failure for an endpoint or target that it does not serve.
-    pub(crate) fn check(&self, endpoint: Endpoint, target: &str) -> Result<(), NodeError> {
+    pub(crate) fn check(
+        &self,
+        path: ExecutionPath,
+        endpoint: Endpoint,
+        target: &str,
+    ) -> Result<(), NodeError> {
         if !self.endpoints.contains(&endpoint) {
             let text = format!("provider {} does not serve {endpoint}", self.id);
             return Err(NodeError::new(FailureCode::ProviderUnavailable, text));
         }
+        let missing = |what: &str| {
+            let text = format!("provider {} has no such target{what}", self.id);
+            Err(NodeError::new(FailureCode::TargetMissing, text))
+        };
         match &self.targets {
-            TargetSet::Fixed(list) if !list.iter().any(|t| t == target) => Err(NodeError::new(
-                FailureCode::TargetMissing,
-                format!("provider {} has no such target", self.id),
-            )),
-            TargetSet::Fixed(_) | TargetSet::Auto(_) => Ok(()),
+            TargetSet::Fixed(list) if !list.iter().any(|t| t == target) => return missing(""),
+            TargetSet::Fixed(_) | TargetSet::Auto(_) => {}
+        }
+        match (path, self.normalized.iter().any(|t| t == target)) {
+            (ExecutionPath::Normalized, false) => missing(" for runs"),
+            (ExecutionPath::ProviderTunnel | ExecutionPath::Unknown, true) => missing(" for tunnels"),
+            (ExecutionPath::Normalized, true)
+            | (ExecutionPath::ProviderTunnel | ExecutionPath::Unknown, false) => Ok(()),
         }
     }
 
@@ -126,7 +149,7 @@ impl Slot {
             adapter: self.adapter.as_str().to_owned(),
             targets: self.targets().to_vec(),
             endpoints: self.endpoints.clone(),
-            normalized_targets: Vec::new(),
+            normalized_targets: self.normalized.clone(),
             capacity: self.capacity,
             response_stall_timeout_ms: self.response_stall_timeout_ms,
             first_content_timeout_ms: self.first_content_timeout_ms,
@@ -289,15 +312,44 @@ mod tests {
         let find = |id: &str| r.find(&ProviderId::new(id).unwrap());
         assert_eq!(find("x").err().unwrap().code, FailureCode::ProviderMissing);
         let s = find("s").unwrap();
-        assert_eq!(s.check(Endpoint::Chat, "a"), Ok(()));
+        let check = |endpoint, target| s.check(ExecutionPath::ProviderTunnel, endpoint, target);
+        assert_eq!(check(Endpoint::Chat, "a"), Ok(()));
         assert_eq!(
-            s.check(Endpoint::Chat, "c").unwrap_err().code,
+            check(Endpoint::Chat, "c").unwrap_err().code,
             FailureCode::TargetMissing
         );
         assert_eq!(
-            s.check(Endpoint::Images, "a").unwrap_err().code,
+            check(Endpoint::Images, "a").unwrap_err().code,
             FailureCode::ProviderUnavailable
         );
+    }
+
+    #[test]
+    fn a_target_is_served_by_runs_or_by_tunnels_and_says_which() {
+        let s = slot(
+            "id = \"s\"\nadapter = \"scripted\"\ntargets = [\"a\", \"b\"]\n\
+             script = { a = {}, b = { normalized = true }, c = { normalized = true } }\n",
+        );
+        let ad = s.advertisement();
+        assert_eq!(
+            (ad.targets, ad.normalized_targets),
+            (vec!["a".into(), "b".into()], vec!["b".to_owned()])
+        );
+        for (path, target, served) in [
+            (ExecutionPath::ProviderTunnel, "a", true),
+            (ExecutionPath::ProviderTunnel, "b", false),
+            (ExecutionPath::Normalized, "a", false),
+            (ExecutionPath::Normalized, "b", true),
+            (ExecutionPath::Normalized, "c", false),
+        ] {
+            let checked = s.check(path, Endpoint::Chat, target).map_err(|e| e.code);
+            let want = if served {
+                Ok(())
+            } else {
+                Err(FailureCode::TargetMissing)
+            };
+            assert_eq!(checked, want, "{path} {target}");
+        }
     }
 
     #[test]
@@ -367,6 +419,9 @@ mod tests {
         assert!(auto.asks_for_targets() && auto.targets().is_empty());
         assert!(auto.learn_targets(vec!["x".into()]));
         assert!(!auto.learn_targets(vec!["x".into()]));
-        assert_eq!(auto.check(Endpoint::Chat, "other"), Ok(()));
+        let tunnel = ExecutionPath::ProviderTunnel;
+        assert_eq!(auto.check(tunnel, Endpoint::Chat, "other"), Ok(()));
+        let run = auto.check(ExecutionPath::Normalized, Endpoint::Chat, "x");
+        assert_eq!(run.unwrap_err().code, FailureCode::TargetMissing);
     }
 }

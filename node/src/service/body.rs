@@ -6,22 +6,26 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::Stream;
-use http::header::{CONTENT_TYPE, HeaderValue};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame};
 use iop_shared::openai::errors::ErrorObject;
+use iop_shared::wire::event::RunEvent;
 use iop_shared::wire::headers;
 use iop_shared::wire::terminal::{NodeError, Terminal};
 
 use crate::run::task::RunBody;
 
-/// A response's body. A tunnel's is DATA as the provider sent it, then exactly one trailers frame.
+/// A response's body. A tunnel's is DATA as the provider sent it, then exactly one trailers frame; a run's is the lines
+/// of its events, then the same, and its last line says what the trailers say.
 ///
 /// It never tells its length: a `content-length` on the link would reset the stream of a provider that lied.
 pub struct ResponseBody(Kind);
 
 enum Kind {
     Run(RunBody),
+    /// `Option`: the trailers, while the last line is on its way before them.
+    Events(RunBody, Option<HeaderMap>),
     /// The node answered by itself; `bool`: the trailers went out.
     Failed(Terminal, bool),
     Whole(Option<Bytes>),
@@ -32,14 +36,18 @@ impl ResponseBody {
     /// The terminal, once it is known: after the trailers of a run, at once when the node answered by itself.
     pub fn terminal(&self) -> Option<&Terminal> {
         match &self.0 {
-            Kind::Run(run) => run.terminal(),
+            Kind::Run(run) | Kind::Events(run, None) => run.terminal(),
             Kind::Failed(terminal, _) => Some(terminal),
-            Kind::Whole(_) | Kind::Lines(_) => None,
+            Kind::Events(_, Some(_)) | Kind::Whole(_) | Kind::Lines(_) => None,
         }
     }
 
     pub(crate) fn run(run: RunBody) -> Self {
         Self(Kind::Run(run))
+    }
+
+    pub(crate) fn events(run: RunBody) -> Self {
+        Self(Kind::Events(run, None))
     }
 
     pub(crate) fn lines(lines: impl Stream<Item = Bytes> + Send + 'static) -> Self {
@@ -57,6 +65,22 @@ impl Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match &mut self.0 {
             Kind::Run(run) => run.poll_frame(cx).map(|f| f.map(Ok)),
+            Kind::Events(run, trailers) => {
+                if let Some(trailers) = trailers.take() {
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+                let frame = std::task::ready!(run.poll_frame(cx));
+                let frame = match (frame.map(Frame::into_trailers), run.terminal()) {
+                    (Some(Ok(held)), Some(terminal)) => {
+                        *trailers = Some(held);
+                        Some(Frame::data(Bytes::from(RunEvent::terminal(terminal).to_line())))
+                    }
+                    (Some(Ok(held)), None) => Some(Frame::trailers(held)),
+                    (Some(Err(data)), _) => Some(data),
+                    (None, _) => None,
+                };
+                Poll::Ready(frame.map(Ok))
+            }
             Kind::Failed(terminal, sent) => {
                 let trailers =
                     (!std::mem::replace(sent, true)).then(|| Frame::trailers(terminal.to_trailers()));
@@ -78,7 +102,8 @@ impl Body for ResponseBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Run(run) => run.terminal().is_some(),
+            Kind::Run(run) | Kind::Events(run, None) => run.terminal().is_some(),
+            Kind::Events(_, Some(_)) => false,
             Kind::Failed(_, sent) => *sent,
             Kind::Whole(bytes) => bytes.is_none(),
             Kind::Lines(lines) => lines.is_none(),

@@ -5,6 +5,7 @@
 
 pub(crate) mod body;
 mod command;
+mod runs;
 pub(crate) mod scope;
 mod session;
 #[cfg(test)]
@@ -23,8 +24,9 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body;
 use iop_shared::ids::{NodeId, ProviderId};
 use iop_shared::wire::session::{Advertisement, ProviderLoad};
+use iop_shared::wire::event::RunRequest;
 use iop_shared::wire::tunnel::TunnelHead;
-use iop_shared::wire::{COMMAND_PREFIX, DRAIN_PATH, SESSION_PATH, TUNNEL_PREFIX};
+use iop_shared::wire::{COMMAND_PREFIX, DRAIN_PATH, RUNS_PATH, SESSION_PATH, TUNNEL_PREFIX};
 use tokio::sync::watch;
 
 use crate::metrics::NodeMetrics;
@@ -176,6 +178,12 @@ impl Node {
         tunnel::run(&self.inner, &self.scope, head, headers, body).await
     }
 
+    /// One attempt by the normalized path for the edge in the same process. Dropping the future, or later the body,
+    /// cancels all of it.
+    pub async fn run(&self, request: RunRequest) -> Response<ResponseBody> {
+        runs::run(&self.inner, &self.scope, request).await
+    }
+
     /// The same for one link.
     pub(crate) async fn handle_in<B>(&self, scope: &Arc<Scope>, request: Request<B>) -> Response<ResponseBody>
     where
@@ -186,6 +194,8 @@ impl Node {
         let path = parts.uri.path();
         if path.starts_with(TUNNEL_PREFIX) && parts.method == Method::POST {
             tunnel::handle(&self.inner, scope, parts, body).await
+        } else if path == RUNS_PATH && parts.method == Method::POST {
+            Box::pin(runs::handle(&self.inner, scope, body)).await
         } else if path.starts_with(COMMAND_PREFIX) && parts.method == Method::POST {
             Box::pin(command::handle(&self.inner, scope, path, body)).await
         } else if path == SESSION_PATH && parts.method == Method::GET {

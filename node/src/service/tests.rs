@@ -332,7 +332,7 @@ async fn only_listed_commands_are_answered_and_observations_are_numbered() {
     );
     for (method, path) in [
         ("GET", "/link/v1/commands/capabilities"),
-        ("POST", "/link/v1/runs"),
+        ("GET", "/link/v1/runs"),
         ("GET", "/"),
     ] {
         assert_eq!(

@@ -72,7 +72,7 @@ where
     }
 }
 
-fn refused(node: &Inner, error: NodeError) -> Response<ResponseBody> {
+pub(super) fn refused(node: &Inner, error: NodeError) -> Response<ResponseBody> {
     node.metrics.refusals.at((error.code,)).inc();
     failed(error)
 }
@@ -97,7 +97,7 @@ where
     }
     let stall_timeout = stall_timeout(tunnel.response_stall_timeout_ms)?;
     let slot = node.registry.find(&tunnel.provider)?;
-    slot.check(tunnel.endpoint, &tunnel.target)?;
+    slot.check(ExecutionPath::ProviderTunnel, tunnel.endpoint, &tunnel.target)?;
     let permit = Permit::take(slot, &node.busy, &scope.busy, &node.metrics.in_flight)?;
     // Looked at while holding a place, so that a drain that sees no place taken has missed nobody.
     if node.is_draining() {

@@ -165,6 +165,15 @@ impl ProviderConfig {
                 return fail(&format!("headers.{name}"), "is no header that may be set".into());
             }
         }
+        for (target, script) in self.script.iter().flatten() {
+            if script.normalized && !script.tool_calls.is_empty() {
+                return fail(
+                    &format!("script.{target}.tool_calls"),
+                    "cannot be said by the normalized path, which carries text; leave out `normalized` or the calls"
+                        .into(),
+                );
+            }
+        }
         match self.adapter {
             Adapter::Openai | Adapter::Ollama => {
                 if self.script.is_some() {
@@ -360,7 +369,7 @@ mod tests {
 [[providers]]
 id = "s"
 adapter = "scripted"
-script = { "t" = { reply = "hi", chunks = 20, chunk_delay = "50ms", first_delay = "0s", tool_calls = [{ name = "f", arguments = "{}" }], stall = { after_chunks = 3 }, cut = { after_chunks = 3 }, status = 503, retry_after = "2s", fail_first = 1, ignores_cancel = true, normalized = true, probe = "hang" }, "u" = { stall = "after_preamble" }, "v" = {} }
+script = { "t" = { reply = "hi", chunks = 20, chunk_delay = "50ms", first_delay = "0s", tool_calls = [{ name = "f", arguments = "{}" }], stall = { after_chunks = 3 }, cut = { after_chunks = 3 }, status = 503, retry_after = "2s", fail_first = 1, ignores_cancel = true, probe = "hang" }, "u" = { stall = "after_preamble", normalized = true }, "v" = {} }
 "#,
         )
         .unwrap();
@@ -368,6 +377,7 @@ script = { "t" = { reply = "hi", chunks = 20, chunk_delay = "50ms", first_delay 
         let script = p[0].script.as_ref().unwrap();
         assert_eq!(script["t"].stall, Some(StallPoint::AfterChunks(3)));
         assert_eq!(script["u"].stall, Some(StallPoint::AfterPreamble));
+        assert!(script["u"].normalized && !script["v"].normalized);
         assert_eq!(script["v"].probe, ProbeScript::Available);
     }
 
@@ -399,6 +409,10 @@ script = { "t" = { reply = "hi", chunks = 20, chunk_delay = "50ms", first_delay 
             (
                 "adapter = \"scripted\"\nbase_url = \"http://x\"\nscript = {}",
                 "providers[0].base_url",
+            ),
+            (
+                "adapter = \"scripted\"\nscript = { t = { normalized = true, tool_calls = [{ name = \"f\" }] } }",
+                "providers[0].script.t.tool_calls",
             ),
         ] {
             let (p, s) = parse(&format!("[[providers]]\nid = \"a\"\n{body}\n")).unwrap();
