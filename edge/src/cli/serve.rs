@@ -95,6 +95,7 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
     let pool = Pool::new(
         std::mem::take(&mut settings.models),
         settings.queue,
+        settings.ejection,
         Arc::clone(&metrics),
     );
     let drain = Drain::default();

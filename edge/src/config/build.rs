@@ -103,7 +103,7 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
     let link = file.link.as_ref().map(|l| link_rules(&site, l)).transpose()?;
     let gate = gate(&site, &file.gate)?;
     let queue = queue(&site, &file.queue)?;
-    let ejection = ejection(&site, file.ejection.as_ref(), &mut notes)?;
+    let ejection = ejection(&site, file.ejection.as_ref())?;
     let runs = runs(&site, file.runs.as_ref(), &mut notes)?;
     let store = store(&site, file.store.as_ref(), &mut notes)?;
     provider_rules(&site, &file)?;
@@ -295,14 +295,7 @@ fn queue(site: &Site<'_>, file: &QueueFile) -> Checked<QueueSettings> {
     })
 }
 
-fn ejection(
-    site: &Site<'_>,
-    file: Option<&EjectionFile>,
-    notes: &mut Vec<String>,
-) -> Checked<EjectionSettings> {
-    if file.is_some() {
-        notes.push(String::from("[ejection] is not used yet"));
-    }
+fn ejection(site: &Site<'_>, file: Option<&EjectionFile>) -> Checked<EjectionSettings> {
     let default = EjectionFile::default();
     let file = file.unwrap_or(&default);
     if file.consecutive == 0 {

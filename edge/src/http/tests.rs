@@ -42,6 +42,7 @@ fn app(toml: &str) -> Arc<App> {
     let pool = Pool::new(
         std::mem::take(&mut settings.models),
         settings.queue,
+        settings.ejection,
         Arc::clone(&metrics),
     );
     let keys = Keys::new(std::mem::take(&mut settings.keys));

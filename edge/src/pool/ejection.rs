@@ -3,10 +3,9 @@
 //! Failures in a row eject for a time that doubles; then one leased trial decides. A cool-down is what the provider asked
 //! for itself and ejects nobody. Both look at how attempts ended, never at health.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use iop_shared::execution::AttemptResult;
-use tokio::time::Instant;
 
 use crate::config::EjectionSettings;
 
@@ -37,14 +36,18 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// A cut counts, for it is told only where no content came before it.
-    pub(super) fn of(result: AttemptResult, retry_after: Option<Duration>, now: Instant) -> Self {
+    /// A cut counts, for it is told only where no content came before it. `now` is asked where it matters.
+    pub(super) fn of(
+        result: AttemptResult,
+        retry_after: Option<Duration>,
+        now: impl Fn() -> Instant,
+    ) -> Self {
         let word = match result {
             AttemptResult::Success => Word::Success,
             AttemptResult::ConnectError
             | AttemptResult::Http5xx
             | AttemptResult::RateLimited
-            | AttemptResult::Cut => Word::Failure { at: now },
+            | AttemptResult::Cut => Word::Failure { at: now() },
             AttemptResult::Http4xx
             | AttemptResult::ResponseStalled
             | AttemptResult::FirstContentTimeout
@@ -54,7 +57,7 @@ impl Told {
         };
         Self {
             word,
-            cool_until: retry_after.map(|after| now + after.min(LONGEST_COOL_DOWN)),
+            cool_until: retry_after.map(|after| now() + after.min(LONGEST_COOL_DOWN)),
         }
     }
 }
@@ -70,6 +73,18 @@ pub(super) enum Standing {
     Ejected,
     /// Nobody is sent there.
     Cooling,
+}
+
+impl Standing {
+    /// Whether a place is given there at all.
+    pub(super) fn admits(self) -> bool {
+        matches!(self, Standing::Open | Standing::Ejected)
+    }
+
+    /// Whether it will do for a request that can be sent elsewhere, full or not.
+    pub(super) fn eligible(self) -> bool {
+        matches!(self, Standing::Open | Standing::CoolsSoon)
+    }
 }
 
 /// As what a place was given. The number names the ejection it was given under.
@@ -120,14 +135,13 @@ impl Ejection {
         }
     }
 
-    /// A place comes back. `others`: whether another candidate of the model is eligible; without one nobody is ejected.
-    /// Gives the time at which who waits should be looked at again.
+    /// A place comes back. `others`: whether another candidate of the model is eligible; the last one is not ejected. Gives the time at which who waits should be looked at again.
     pub(super) fn settle(
         &mut self,
         pass: Pass,
         told: Told,
         rules: &EjectionSettings,
-        others: impl FnOnce() -> bool,
+        others: bool,
     ) -> Option<Instant> {
         let current = |number| self.until.is_some() && number == self.number;
         let (trial, despite) = match pass {
@@ -155,7 +169,7 @@ impl Ejection {
                 if self.until.is_none() || trial {
                     self.failures = self.failures.saturating_add(1);
                     self.until = None;
-                    if self.failures >= rules.consecutive && others() {
+                    if self.failures >= rules.consecutive && others {
                         let end = at + back_off(rules, self.row);
                         self.until = Some(end);
                         self.row = self.row.saturating_add(1);

@@ -3,11 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use iop_shared::execution::{AttemptFence, AttemptResult, ExecutionPath, ProviderHealth};
+use iop_shared::execution::{
+    AttemptFence, AttemptResult, Endpoint, EvidenceSource, ExecutionPath, ProviderHealth,
+};
 use iop_shared::ids::{AttemptId, ConnectionGeneration, ProviderId, ProviderKey, RunId};
 use iop_shared::wire::terminal::StallFailure;
 use prometheus::IntGauge;
+use tokio::time::Instant;
 
+use super::ejection::Told;
+use super::grant::Place;
+use super::overlay::Reading;
+use super::route::Model;
 use super::service::Pool;
 use crate::link::Session;
 
@@ -28,22 +35,28 @@ pub(super) struct Home {
 pub struct Lease {
     pool: Arc<Pool>,
     home: Arc<Home>,
-    provider: ProviderKey,
-    target: Arc<str>,
-    generation: ConnectionGeneration,
-    model: Arc<str>,
+    place: Place,
+    model: Arc<Model>,
+    endpoint: Endpoint,
     stall_timeout: Duration,
     first_content_timeout: Option<Duration>,
-    refused: bool,
+    end: End,
+}
+
+/// With which words the place is given back.
+enum End {
+    Released(Option<Told>),
+    /// The node had no room.
+    Refused,
 }
 
 impl Lease {
     pub(super) fn new(
         pool: Arc<Pool>,
         home: Arc<Home>,
-        (provider, target): (ProviderKey, Arc<str>),
-        generation: ConnectionGeneration,
-        model: &super::Model,
+        place: Place,
+        model: &Arc<Model>,
+        endpoint: Endpoint,
     ) -> Self {
         let (stall_timeout, first_content_timeout) = model
             .liveness
@@ -52,13 +65,12 @@ impl Lease {
         Self {
             pool,
             home,
-            provider,
-            target,
-            generation,
-            model: model.name.clone(),
+            place,
+            model: model.clone(),
+            endpoint,
             stall_timeout,
             first_content_timeout,
-            refused: false,
+            end: End::Released(None),
         }
     }
 
@@ -67,11 +79,11 @@ impl Lease {
     }
 
     pub fn generation(&self) -> ConnectionGeneration {
-        self.generation
+        self.place.generation
     }
 
     pub fn provider(&self) -> &ProviderKey {
-        &self.provider
+        &self.place.provider
     }
 
     pub fn provider_id(&self) -> &ProviderId {
@@ -84,12 +96,12 @@ impl Lease {
 
     /// The name the provider knows.
     pub fn target(&self) -> &Arc<str> {
-        &self.target
+        &self.place.target
     }
 
     /// The public name that was asked for.
     pub fn model(&self) -> &Arc<str> {
-        &self.model
+        &self.model.name
     }
 
     pub fn stall_timeout(&self) -> Duration {
@@ -107,7 +119,7 @@ impl Lease {
 
     /// Which way this attempt's bytes take.
     pub fn execution_path(&self) -> ExecutionPath {
-        if self.home.normalized.contains(&self.target) {
+        if self.home.normalized.contains(&self.place.target) {
             ExecutionPath::Normalized
         } else {
             ExecutionPath::ProviderTunnel
@@ -115,7 +127,7 @@ impl Lease {
     }
 }
 
-/// What of a stall's terminal was proven (004).
+/// What of a stall's terminal was proven (004). Where the handoff is not confirmed, nothing was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StallObservation {
     /// 004 `recovery_handoff=confirmed`: the terminal is this lease's own.
@@ -125,40 +137,72 @@ pub struct StallObservation {
 }
 
 impl Lease {
-    /// How the attempt ended, and how long its provider wants to be left alone; the pool hears of it at release (G36).
+    /// How the attempt ended, and how long its provider wants to be left alone; the first word counts, and the pool hears
+    /// of it at release (G36). A cut after content is not told, for it says nothing that an ejection would help.
     pub fn tell(&mut self, result: AttemptResult, retry_after: Option<Duration>) {
-        let _ = (result, retry_after);
+        if let End::Released(told) = &mut self.end {
+            told.get_or_insert_with(|| Told::of(result, retry_after, || Instant::now().into_std()));
+        }
     }
 
-    /// Takes a stall's terminal: validates it against this lease and gives it to the overlay (G35). The place is
-    /// released with the lease, whatever came of it.
+    /// Takes a stall's terminal: validates it against this lease and gives it to the overlay (G35), which counts it once.
+    /// The place is released with the lease, whatever came of it.
     pub fn observe_stall(
         &self,
         run_id: RunId,
         attempt_id: AttemptId,
         failure: Option<&StallFailure>,
     ) -> StallObservation {
-        let _ = (run_id, attempt_id);
-        StallObservation {
-            handoff: failure.is_some(),
-            fence: failure.map_or(AttemptFence::Unknown, |f| f.attempt_fence),
-            health: failure.map_or(ProviderHealth::Unknown, |f| f.provider_health),
+        let bound = failure.is_none_or(|f| {
+            RunId::parse(&f.run_id) == Some(run_id)
+                && AttemptId::parse(&f.attempt_id) == Some(attempt_id)
+                && *f.adapter == *self.home.adapter
+                && *f.target == *self.place.target
+        });
+        let reading = failure.and_then(Reading::of_stall);
+        let Place {
+            generation,
+            provider,
+            target,
+            ..
+        } = &self.place;
+        self.pool.observe(
+            *generation,
+            provider,
+            (EvidenceSource::Stall, target),
+            bound,
+            reading,
+        );
+        // 004: an execution path without a number is bound to no session.
+        match reading.filter(|r| bound && r.sequence.is_some()) {
+            Some(proven) => StallObservation {
+                handoff: true,
+                fence: proven.fence,
+                health: proven.health,
+            },
+            None => StallObservation {
+                handoff: false,
+                fence: AttemptFence::Unknown,
+                health: ProviderHealth::Unknown,
+            },
         }
     }
 
     /// The node refused for want of room: the place is given back, and nobody is sent there for a moment.
     pub fn refused(mut self) {
-        self.refused = true;
+        self.end = End::Refused;
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         self.home.gauge.dec();
-        if self.refused {
-            self.pool.refused(self.generation, &self.provider);
-        } else {
-            self.pool.release(self.generation, &self.provider);
+        match self.end {
+            End::Refused => self.pool.refused(&self.place, self.endpoint),
+            End::Released(told) => {
+                let told = told.unwrap_or_default();
+                self.pool.release(&self.place, told, self.endpoint, &self.model);
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ use super::handshake::Hello;
 use super::registry::Registry;
 use super::session::Session;
 use super::*;
-use crate::config::QueueSettings;
+use crate::config::{EjectionSettings, QueueSettings};
 use crate::metrics::Metrics;
 use crate::pool::{Affinity, Ask, Candidate, Lease, Liveness, Model, Who};
 
@@ -62,7 +62,13 @@ fn registry() -> Arc<Registry> {
         max_depth: 10_000,
         max_wait: PATIENCE,
     };
-    Registry::new(Pool::new(vec![model], queue, Arc::new(Metrics::new().unwrap())))
+    let ejection = EjectionSettings {
+        consecutive: 5,
+        base: Duration::from_secs(2),
+        max: Duration::from_secs(20),
+    };
+    let metrics = Arc::new(Metrics::new().unwrap());
+    Registry::new(Pool::new(vec![model], queue, ejection, metrics))
 }
 
 /// Waits until the node is live, as a request does.

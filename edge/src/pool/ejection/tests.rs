@@ -12,17 +12,17 @@ fn secs(s: u64) -> Duration {
 }
 
 fn failure(at: Instant) -> Told {
-    Told::of(AttemptResult::Http5xx, None, at)
+    Told::of(AttemptResult::Http5xx, None, || at)
 }
 
 fn success(at: Instant) -> Told {
-    Told::of(AttemptResult::Success, None, at)
+    Told::of(AttemptResult::Success, None, || at)
 }
 
 /// One request after the other.
 fn one(e: &mut Ejection, told: Told, now: Instant) -> (Pass, Option<Instant>) {
     let pass = e.admit(now);
-    (pass, e.settle(pass, told, &RULES, || true))
+    (pass, e.settle(pass, told, &RULES, true))
 }
 
 fn ejected(now: Instant) -> Ejection {
@@ -43,7 +43,7 @@ fn each_result_says_one_thing() {
             "connect_error" | "http_5xx" | "rate_limited" | "cut" => Word::Failure { at: now },
             _ => Word::Nothing,
         };
-        assert_eq!(Told::of(*result, None, now).word, want, "{result}");
+        assert_eq!(Told::of(*result, None, || now).word, want, "{result}");
     }
 }
 
@@ -52,7 +52,7 @@ fn a_thousand_client_errors_eject_nobody() {
     let now = Instant::now();
     let mut e = Ejection::default();
     for _ in 0..1000 {
-        one(&mut e, Told::of(AttemptResult::Http4xx, None, now), now);
+        one(&mut e, Told::of(AttemptResult::Http4xx, None, || now), now);
     }
     assert_eq!(e.standing(now), Standing::Open);
 }
@@ -97,14 +97,14 @@ fn there_is_one_trial_at_a_time_and_one_without_a_word_is_given_again() {
     now += secs(2);
     for told in [
         Told::default(),
-        Told::of(AttemptResult::Cancelled, None, now),
-        Told::of(AttemptResult::Http4xx, None, now),
+        Told::of(AttemptResult::Cancelled, None, || now),
+        Told::of(AttemptResult::Http4xx, None, || now),
     ] {
         let trial = e.admit(now);
         assert!(matches!(trial, Pass::Trial(_)));
         assert_eq!(e.standing(now), Standing::Ejected);
         assert!(matches!(e.admit(now), Pass::Despite(_)));
-        e.settle(trial, told, &RULES, || true);
+        e.settle(trial, told, &RULES, true);
         assert_eq!(e.standing(now), Standing::Open);
     }
 }
@@ -119,13 +119,13 @@ fn words_about_older_times_decide_nothing() {
     }
     let end = e.ejected_until(now);
     // Requests that began before the ejection end during it.
-    e.settle(early[0], failure(now), &RULES, || true);
-    e.settle(early[1], success(now), &RULES, || true);
+    e.settle(early[0], failure(now), &RULES, true);
+    e.settle(early[1], success(now), &RULES, true);
     assert_eq!(e.ejected_until(now), end);
     now += secs(2);
     let old_trial = e.admit(now);
     let despite = e.admit(now);
-    e.settle(despite, success(now), &RULES, || true);
+    e.settle(despite, success(now), &RULES, true);
     assert_eq!(e.standing(now), Standing::Open);
     for _ in 0..RULES.consecutive {
         one(&mut e, failure(now), now);
@@ -133,7 +133,7 @@ fn words_about_older_times_decide_nothing() {
     now += secs(2);
     let trial = e.admit(now);
     assert!(matches!(trial, Pass::Trial(_)) && trial != old_trial);
-    e.settle(old_trial, Told::default(), &RULES, || true);
+    e.settle(old_trial, Told::default(), &RULES, true);
     assert_eq!(e.standing(now), Standing::Ejected);
 }
 
@@ -143,14 +143,14 @@ fn the_last_one_is_not_ejected_and_is_judged_again_at_its_next_failure() {
     let mut e = Ejection::default();
     for _ in 0..9 {
         let pass = e.admit(now);
-        assert_eq!(e.settle(pass, failure(now), &RULES, || false), None);
+        assert_eq!(e.settle(pass, failure(now), &RULES, false), None);
         assert_eq!(e.standing(now), Standing::Open);
     }
     one(&mut e, failure(now), now);
     assert_eq!(e.standing(now), Standing::Ejected);
     now += secs(2);
     let trial = e.admit(now);
-    e.settle(trial, failure(now), &RULES, || false);
+    e.settle(trial, failure(now), &RULES, false);
     assert_eq!(e.standing(now), Standing::Open);
 }
 
@@ -158,19 +158,19 @@ fn the_last_one_is_not_ejected_and_is_judged_again_at_its_next_failure() {
 fn a_cool_down_ejects_nobody_is_capped_and_is_not_shortened() {
     let now = Instant::now();
     let mut e = Ejection::default();
-    let limited = |seconds| Told::of(AttemptResult::RateLimited, Some(secs(seconds)), now);
+    let limited = |seconds| Told::of(AttemptResult::RateLimited, Some(secs(seconds)), || now);
     assert_eq!(one(&mut e, limited(3600), now).1, Some(now + secs(120)));
     assert_eq!(e.standing(now), Standing::Cooling);
     assert_eq!(e.standing(now + secs(115)), Standing::CoolsSoon);
     assert_eq!(e.standing(now + secs(120)), Standing::Open);
     assert_eq!(e.ejected_until(now), None);
     let early = e.admit(now);
-    assert_eq!(e.settle(early, limited(1), &RULES, || true), None);
+    assert_eq!(e.settle(early, limited(1), &RULES, true), None);
     assert_eq!(e.standing(now + secs(2)), Standing::Cooling);
     // Whoever cools and is ejected is waited for, not taken.
     let pass = e.admit(now);
     assert_eq!(
-        e.settle(pass, limited(1), &RULES, || true),
+        e.settle(pass, limited(1), &RULES, true),
         Some(now + secs(2)),
         "the third failure"
     );
@@ -245,8 +245,8 @@ proptest! {
                         continue;
                     }
                     let Out { pass, under } = out.swap_remove(i.index(out.len()));
-                    let told = Told::of(result, after.map(secs), now);
-                    e.settle(pass, told, &RULES, || others);
+                    let told = Told::of(result, after.map(secs), || now);
+                    e.settle(pass, told, &RULES, others);
                     if let Some(after) = after {
                         cool = cool.max(now + secs(after.min(120)));
                     }

@@ -1,0 +1,246 @@
+//! Who is given a place: candidates by standing, then by tier and load (G30, G34, G36). Pure.
+//!
+//! The same for a first resolution and for one out of the queue. Hints are the request's own: they are looked at, and
+//! change nothing for anybody else.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use iop_shared::execution::Endpoint;
+use iop_shared::ids::{ConnectionGeneration, ProviderKey};
+
+use super::ask::Prospects;
+use super::ejection::{Pass, Standing};
+use super::route::Candidate;
+use super::select::{Choice, seed, select};
+use super::table::{Slot, Table, Target};
+
+/// What a request may be given.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Want<'a> {
+    pub(super) endpoint: Endpoint,
+    pub(super) candidates: &'a [Candidate],
+    /// Only this one.
+    pub(super) pinned: Option<(&'a ProviderKey, &'a Arc<str>)>,
+    /// 004 `AvoidProviderID`: not these.
+    pub(super) avoid: &'a [ProviderKey],
+    /// 004 `AllowAvoidedProviderFallback`: but the last of them, where no other is eligible.
+    pub(super) allow_avoided: bool,
+    /// Requests of one value go to one provider while it is not crowded.
+    pub(super) affinity: Option<u64>,
+}
+
+/// A place that was given; immutable (G31).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) provider: ProviderKey,
+    pub(super) target: Arc<str>,
+    pub(super) generation: ConnectionGeneration,
+    pub(super) pass: Pass,
+}
+
+/// What came of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found<S> {
+    /// A place was taken; it has to be released.
+    Granted { place: Place, with: S },
+    /// There are providers, and all are full or want to be left alone for a while.
+    Full,
+    /// Nobody serves it; with something to avoid: nobody is eligible, and no wait will help.
+    Absent,
+}
+
+/// Candidates with room, and where they stand among all of them. Kept, so that a grant allocates nothing.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    choices: Vec<Choice>,
+    of: Vec<usize>,
+}
+
+impl<'a> Want<'a> {
+    /// Any of these candidates.
+    pub(super) fn of(candidates: &'a [Candidate], endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            candidates,
+            pinned: None,
+            avoid: &[],
+            allow_avoided: false,
+            affinity: None,
+        }
+    }
+
+    fn only(&self) -> Option<Candidate> {
+        self.pinned.map(|(provider, target)| Candidate {
+            provider: provider.clone(),
+            target: target.clone(),
+            priority: 0,
+            weight: 1,
+        })
+    }
+}
+
+impl<S: Clone> Table<S> {
+    /// Takes a place for a request, or says why there is none.
+    pub(super) fn grant(&mut self, want: Want<'_>, now: Instant) -> Found<S> {
+        let only = want.only();
+        let candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let found = match self.survey(&want, candidates, now, &mut scratch) {
+            None => Found::Absent,
+            Some(_) => match self.pick(&scratch, want.affinity).and_then(|i| candidates.get(i)) {
+                None => Found::Full,
+                Some(candidate) => self.take(candidate, now),
+            },
+        };
+        self.scratch = scratch;
+        found
+    }
+
+    /// Whether somebody would do for a request, now or when there is room.
+    pub(super) fn reaches(&mut self, want: Want<'_>, now: Instant) -> bool {
+        let only = want.only();
+        let candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let best = self.survey(&want, candidates, now, &mut scratch);
+        self.scratch = scratch;
+        best.is_some()
+    }
+
+    /// Whether anybody takes new work of this kind, full or not, avoided or not. Who is lowered does not.
+    pub(super) fn any_serving(&self, want: Want<'_>) -> bool {
+        let only = want.only();
+        let mut candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref).iter();
+        candidates.any(|c| self.serving(c, want.endpoint).is_some())
+    }
+
+    fn pick(&mut self, scratch: &Scratch, affinity: Option<u64>) -> Option<usize> {
+        let i = match &scratch.choices[..] {
+            [] => return None,
+            [_] => 0,
+            several => {
+                self.turn = self.turn.wrapping_add(1);
+                select(several, affinity, self.turn)?
+            }
+        };
+        scratch.of.get(i).copied()
+    }
+
+    fn take(&mut self, candidate: &Candidate, now: Instant) -> Found<S> {
+        let Some(slot) = self.slots.get_mut(&candidate.provider) else {
+            return Found::Absent;
+        };
+        let Some(target) = slot.target_mut(&candidate.target) else {
+            return Found::Absent;
+        };
+        let pass = target.ejection.admit(now);
+        slot.in_flight += 1;
+        let place = Place {
+            provider: candidate.provider.clone(),
+            target: candidate.target.clone(),
+            generation: slot.generation,
+            pass,
+        };
+        let with = slot.with.clone();
+        Found::Granted { place, with }
+    }
+
+    /// The best standing there is, and in `scratch` those who have it and room.
+    fn survey(
+        &self,
+        want: &Want<'_>,
+        candidates: &[Candidate],
+        now: Instant,
+        scratch: &mut Scratch,
+    ) -> Option<Standing> {
+        let best = self.look(want, candidates, now, scratch, |c| {
+            !want.avoid.contains(&c.provider)
+        });
+        if want.avoid.is_empty() || best.is_some_and(Standing::eligible) {
+            return best;
+        }
+        // The avoided one is a fallback, and has to be as good as another would have to be.
+        let last = want.avoid.last().filter(|_| want.allow_avoided);
+        self.look(want, candidates, now, scratch, |c| Some(&c.provider) == last)
+            .filter(|standing| standing.eligible())
+    }
+
+    fn look(
+        &self,
+        want: &Want<'_>,
+        candidates: &[Candidate],
+        now: Instant,
+        scratch: &mut Scratch,
+        may: impl Fn(&Candidate) -> bool,
+    ) -> Option<Standing> {
+        let mut best = None;
+        let Scratch { choices, of } = scratch;
+        (choices.clear(), of.clear());
+        for (i, candidate) in candidates.iter().enumerate().filter(|(_, c)| may(c)) {
+            let Some((slot, target)) = self.serving(candidate, want.endpoint) else {
+                continue;
+            };
+            let standing = target.ejection.standing(now);
+            match best {
+                Some(better) if better < standing => continue,
+                Some(same) if same == standing => {}
+                Some(_) | None => {
+                    best = Some(standing);
+                    (choices.clear(), of.clear());
+                }
+            }
+            if slot.has_room() && standing.admits() {
+                choices.push(Choice {
+                    priority: candidate.priority,
+                    weight: candidate.weight,
+                    load: slot.in_flight.saturating_add(slot.others),
+                    capacity: slot.capacity,
+                    seed: want
+                        .affinity
+                        .map_or(0, |_| seed(&candidate.provider, &candidate.target)),
+                });
+                of.push(i);
+            }
+        }
+        best
+    }
+
+    /// Who takes new work for this endpoint, full or not, ejected or not.
+    pub(super) fn serving(&self, candidate: &Candidate, endpoint: Endpoint) -> Option<(&Slot<S>, &Target)> {
+        let slot = self.slots.get(&candidate.provider)?;
+        Some((slot, slot.serves(endpoint, &candidate.target)?))
+    }
+
+    fn eligible(&self, candidate: &Candidate, endpoint: Endpoint, now: Instant) -> bool {
+        self.serving(candidate, endpoint)
+            .is_some_and(|(_, target)| target.ejection.standing(now).eligible())
+    }
+
+    /// Whether a candidate of the model would do in the place's stead.
+    pub(super) fn another_eligible(
+        &self,
+        place: &Place,
+        endpoint: Endpoint,
+        rivals: &[Candidate],
+        now: Instant,
+    ) -> bool {
+        rivals.iter().any(|c| {
+            (&c.provider, &c.target) != (&place.provider, &place.target) && self.eligible(c, endpoint, now)
+        })
+    }
+
+    /// Who is eligible for a request, full or not (G55). What is pinned has no other.
+    pub(super) fn prospects(&self, want: Want<'_>, now: Instant) -> Prospects {
+        let only = want.only();
+        let candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref);
+        let any = |may: &dyn Fn(&Candidate) -> bool| {
+            candidates
+                .iter()
+                .any(|c| may(c) && self.eligible(c, want.endpoint, now))
+        };
+        Prospects {
+            other: only.is_none() && any(&|c| !want.avoid.contains(&c.provider)),
+            same: any(&|c| want.avoid.last() == Some(&c.provider)),
+        }
+    }
+}
