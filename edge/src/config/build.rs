@@ -114,7 +114,7 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
         file.link.is_some(),
         &mut notes,
     )?;
-    keys::rules(&site, &file.auth, &mut notes)?;
+    keys::rules(&site, &file.auth)?;
     if file.auth.keys.is_empty() {
         loopback_only(&site, &file)?;
         notes.push(String::from(

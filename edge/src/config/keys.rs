@@ -45,7 +45,7 @@ pub fn is_key_name(name: &str) -> bool {
 }
 
 /// What can be said without reading a secret.
-pub(super) fn rules(site: &Site<'_>, file: &AuthFile, notes: &mut Vec<String>) -> Checked<()> {
+pub(super) fn rules(site: &Site<'_>, file: &AuthFile) -> Checked<()> {
     for (i, key) in file.keys.iter().enumerate() {
         let at = |field: &str| format!("auth.keys[{i}].{field}");
         if !is_key_name(&key.name) {
@@ -87,12 +87,6 @@ pub(super) fn rules(site: &Site<'_>, file: &AuthFile, notes: &mut Vec<String>) -
                     "must be a model's name, \"*\", or the beginning of names followed by one \"*\"",
                 );
             }
-        }
-        if key.priority.is_some_and(|p| p != Priority::Normal) {
-            notes.push(format!(
-                "{} is not used yet: the queue is first come, first served",
-                at("priority")
-            ));
         }
     }
     Ok(())

@@ -220,7 +220,8 @@ fn the_whole_file_is_read() {
     assert_eq!(model.liveness.first_content, Some(Duration::from_secs(20)));
     assert_eq!(model.affinity, Affinity::Prefix);
     assert!(s.store == StoreUrl::Postgres("postgres://iop@db/iop".into()));
-    for unused in ["priority", "[runs]", "[store]"] {
+    assert_eq!(s.notes.len(), 2, "{:?}", s.notes);
+    for unused in ["[runs]", "[store]"] {
         assert!(
             s.notes
                 .iter()
