@@ -4,14 +4,14 @@ use super::*;
 
 const DEPTH: usize = 6;
 
-fn who(key: impl ToString, priority: Priority) -> Who {
+fn who(key: &str, priority: Priority) -> Who {
     Who {
-        key: key.to_string().into(),
+        key: key.into(),
         priority,
     }
 }
 
-fn normal(key: impl ToString) -> Who {
+fn normal(key: &str) -> Who {
     who(key, Priority::Normal)
 }
 
@@ -123,7 +123,7 @@ fn rounds_are_forgotten_when_they_no_longer_matter() {
     }
     // Each passing key is one ahead for a moment.
     for n in 100..200 {
-        q.join("m".into(), &normal(n), n).unwrap();
+        q.join("m".into(), &normal(&n.to_string()), n).unwrap();
     }
     assert_eq!(keys(&q), 101);
     assert_eq!(serve(&mut q), Some(0));
@@ -147,7 +147,7 @@ enum Op {
 fn anybody() -> impl Strategy<Value = Who> {
     let priority =
         prop_oneof![1 => Just(Priority::High), 4 => Just(Priority::Normal), 1 => Just(Priority::Low)];
-    (0_u8..4, priority).prop_map(|(key, priority)| who(key, priority))
+    (0_u8..4, priority).prop_map(|(key, priority)| who(&key.to_string(), priority))
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -339,7 +339,7 @@ proptest! {
                         since[usize::from(key)] = [0; 4];
                         bound[usize::from(key)] = if served_once[usize::from(key)] { u32::MAX } else { 1 };
                     }
-                    let ticket = queue.join("m".into(), &normal(key), key).unwrap();
+                    let ticket = queue.join("m".into(), &normal(&key.to_string()), key).unwrap();
                     waiting.push((ticket, key));
                 }
                 (None, Some(i)) => {
