@@ -12,6 +12,7 @@ mod exchange;
 mod failure;
 mod guard;
 mod head;
+mod normalized;
 mod recovery;
 mod relay;
 mod source;

@@ -1,29 +1,29 @@
-//! Cuts the session stream into lines of bounded length. Pure.
+//! Cuts what a node says into lines of bounded length: the session, and the events of a run. Pure.
 
 use bytes::{Bytes, BytesMut};
 
-/// Longest line of a session, in bytes without its line feed (docs/link.md).
-pub(super) const LINE_MAX: usize = 1 << 20;
+/// Longest line, in bytes without its line feed (docs/link.md).
+pub(crate) const LINE_MAX: usize = 1 << 20;
 
 /// A line grew past `LINE_MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooLong;
+pub(crate) struct TooLong;
 
 /// Bytes received, lines taken out.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
+pub(crate) struct Lines {
     held: BytesMut,
     /// Bytes of `held` known to have no line feed.
     seen: usize,
 }
 
 impl Lines {
-    pub(super) fn push(&mut self, data: &[u8]) {
+    pub(crate) fn push(&mut self, data: &[u8]) {
         self.held.extend_from_slice(data);
     }
 
     /// The next whole line that is not blank.
-    pub(super) fn next(&mut self) -> Result<Option<Bytes>, TooLong> {
+    pub(crate) fn next(&mut self) -> Result<Option<Bytes>, TooLong> {
         while let Some(at) = memchr::memchr(b'\n', &self.held[self.seen..]) {
             let mut line = self.held.split_to(self.seen + at + 1).freeze();
             self.seen = 0;

@@ -8,7 +8,7 @@ mod body;
 mod carrier;
 mod embed;
 mod handshake;
-mod lines;
+pub(crate) mod lines;
 mod registry;
 mod session;
 #[cfg(test)]

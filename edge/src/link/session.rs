@@ -6,11 +6,15 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, Method, Request, Response, Uri};
 use hyper::client::conn::http2::SendRequest;
 use iop_shared::ids::{ConnectionGeneration, NodeId};
 use iop_shared::openai::request::SplicedBody;
+use iop_shared::wire::RUNS_PATH;
+use iop_shared::wire::event::RunRequest;
 use iop_shared::wire::tunnel::TunnelHead;
 use tokio_util::sync::CancellationToken;
 
@@ -111,6 +115,24 @@ impl Session {
                 }
                 head.write(request.headers_mut());
                 self.call(request).await
+            }
+        }
+    }
+
+    /// Sends one run. Dropping the future, or later the body, cancels it at the node.
+    ///
+    /// # Errors
+    /// `Lost` when no answer can come any more.
+    pub async fn run(&self, request: &RunRequest) -> Result<Response<NodeBody>, LinkError> {
+        match &self.way {
+            Way::Embedded(node) => Ok(node.run(request.clone()).await.map(NodeBody::from)),
+            Way::Link(_) => {
+                let mut post = Request::new(SplicedBody::whole(Bytes::from(request.to_json())));
+                *post.method_mut() = Method::POST;
+                *post.uri_mut() = Uri::from_static(RUNS_PATH);
+                post.headers_mut()
+                    .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                self.call(post).await
             }
         }
     }
