@@ -127,8 +127,11 @@ async fn after_content(shape: Shape) {
     let stalled = page.sum("iop_edge_attempts_total", &[("result", "response_stalled")]);
     assert_eq!(stalled, 2.0);
     // Good, malformed in between, and Chat without `[DONE]`.
-    let success = page.sum("iop_edge_requests_total", &[("outcome", "success")]);
-    assert_eq!(success, 5.0, "no fake success");
+    let good = |endpoint| {
+        let labels = [("endpoint", endpoint), ("outcome", "success")];
+        page.sum("iop_edge_requests_total", &labels)
+    };
+    assert_eq!((good("chat"), good("responses")), (3.0, 2.0), "no fake success");
 }
 
 #[test]

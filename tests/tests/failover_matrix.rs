@@ -77,7 +77,11 @@ async fn one_clean_answer(shape: Shape) {
         ),
         (cells.len() as f64, silent, 8.0, 4.0)
     );
-    let success = page.sum("iop_edge_requests_total", &[("outcome", "success")]);
+    let good = |endpoint| {
+        let labels = [("endpoint", endpoint), ("outcome", "success")];
+        page.sum("iop_edge_requests_total", &labels)
+    };
+    let success = good("chat") + good("responses");
     assert_eq!(success, cells.len() as f64, "each a success to its client");
 }
 
