@@ -12,3 +12,6 @@ pub mod link;
 pub mod metrics;
 pub mod pool;
 pub mod tasks;
+
+#[cfg(test)]
+mod simulation;

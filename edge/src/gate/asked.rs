@@ -10,8 +10,11 @@ use iop_shared::ids::{AttemptId, ProviderKey, RunId};
 use iop_shared::openai::event::Dialect;
 use iop_shared::openai::multipart::{self, MultipartFacts};
 use iop_shared::openai::request::{RequestFacts, SplicedBody, replay_safe, splice};
+use iop_shared::wire::event::RunRequest;
 use iop_shared::wire::tunnel::TunnelHead;
 
+use super::normalized::{Renderer, run_request};
+use crate::error::ApiError;
 use crate::http::payload::Reservation;
 use crate::http::server::ConnHandle;
 use crate::pool::{Lease, Model, Who};
@@ -126,6 +129,37 @@ impl Asked {
     }
 }
 
-pub(super) fn stall_timeout_ms(lease: &Lease) -> i64 {
+impl Asked {
+    /// The same for a target of the normalized path, and what makes a native answer of its events.
+    ///
+    /// # Errors
+    /// What a run cannot carry, naming the field.
+    pub(super) fn run(
+        &self,
+        lease: &Lease,
+        attempt_id: AttemptId,
+    ) -> Result<(RunRequest, Renderer), ApiError> {
+        let body = match &self.payload {
+            Payload::Json { body, .. } | Payload::Multipart { body, .. } | Payload::Opaque(body) => &body[..],
+            Payload::Empty => &[],
+        };
+        let (endpoint, provider, target) = (self.endpoint, lease.provider_id(), lease.target());
+        let request = run_request(
+            endpoint,
+            body,
+            self.run_id,
+            attempt_id,
+            provider,
+            target,
+            stall_timeout_ms(lease),
+        )?;
+        let usage = self.wants_usage || self.injects_usage();
+        let created = jiff::Timestamp::now().as_second();
+        let renderer = Renderer::new(endpoint, self.stream, usage, target, attempt_id.0, created);
+        Ok((request, renderer))
+    }
+}
+
+fn stall_timeout_ms(lease: &Lease) -> i64 {
     i64::try_from(lease.stall_timeout().as_millis()).unwrap_or(i64::MAX)
 }

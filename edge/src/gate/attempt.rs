@@ -175,20 +175,33 @@ impl Exchange {
     }
 
     async fn dispatch(&self, attempt: &mut Attempt) -> Result<head::Head, Failed> {
-        let (head, body) = self.asked.tunnel(&attempt.lease, attempt.id);
-        let headers = self.asked.headers.clone();
-        let response = attempt
-            .lease
-            .session()
-            .tunnel(head, headers, body)
-            .await
-            .map_err(|_| Failure::node_lost())?;
-        let (parts, body) = response.into_parts();
-        attempt.source = Source::new(body);
+        let session = attempt.lease.session();
+        let (response, rendered) = if attempt.lease.execution_path() == ExecutionPath::Normalized {
+            let (request, renderer) = self
+                .asked
+                .run(&attempt.lease, attempt.id)
+                .map_err(Failure::refused_by_edge)?;
+            (session.run(&request).await, Some(renderer))
+        } else {
+            let (head, body) = self.asked.tunnel(&attempt.lease, attempt.id);
+            (session.tunnel(head, self.asked.headers.clone(), body).await, None)
+        };
+        let (parts, body) = response.map_err(|_| Failure::node_lost())?.into_parts();
         if parts.headers.get(wire_headers::ORIGIN) == Some(&wire_headers::ORIGIN_PROVIDER) {
-            return Ok(head::Head::of_provider(parts));
+            return Ok(match rendered {
+                None => {
+                    attempt.source = Source::new(body);
+                    head::Head::of_provider(parts)
+                }
+                Some(renderer) => {
+                    let head = renderer.head();
+                    attempt.source = Source::rendered(body, renderer);
+                    head
+                }
+            });
         }
         // The node answered itself: an empty body and the reason in its terminal.
+        attempt.source = Source::new(body);
         loop {
             match attempt.source.pull().await {
                 Pulled::Data(_) => {}

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http_body::Body;
 use iop_shared::wire::terminal::{NodeError, Terminal};
 
+use super::normalized::Renderer;
 use crate::link::NodeBody;
 
 /// One thing read from a node's answer.
@@ -24,16 +25,31 @@ pub(crate) enum Pulled {
 /// Reads one attempt's body; after an end it keeps saying `Complete`.
 pub(crate) struct Source {
     body: Option<NodeBody>,
+    /// Of a run: its events become the bytes of a native answer.
+    renderer: Option<Box<Renderer>>,
 }
 
 impl Source {
     pub(crate) fn new(body: NodeBody) -> Self {
-        Self { body: Some(body) }
+        Self {
+            body: Some(body),
+            renderer: None,
+        }
+    }
+
+    pub(crate) fn rendered(body: NodeBody, renderer: Renderer) -> Self {
+        Self {
+            body: Some(body),
+            renderer: Some(Box::new(renderer)),
+        }
     }
 
     /// Nothing to read.
     pub(crate) fn none() -> Self {
-        Self { body: None }
+        Self {
+            body: None,
+            renderer: None,
+        }
     }
 
     pub(crate) fn poll_pull(&mut self, cx: &mut Context<'_>) -> Poll<Pulled> {
@@ -45,7 +61,19 @@ impl Source {
                 None | Some(Err(_)) => Pulled::Lost,
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) if data.is_empty() => continue,
-                    Ok(data) => return Poll::Ready(Pulled::Data(data)),
+                    Ok(data) => match &mut self.renderer {
+                        None => return Poll::Ready(Pulled::Data(data)),
+                        Some(renderer) => {
+                            let rendered = renderer.feed(&data);
+                            if !rendered.is_empty() {
+                                return Poll::Ready(Pulled::Data(rendered));
+                            }
+                            match renderer.failure() {
+                                None => continue,
+                                Some(failure) => Pulled::Failed(failure.clone()),
+                            }
+                        }
+                    },
                     Err(frame) => match frame
                         .into_trailers()
                         .ok()
@@ -59,7 +87,11 @@ impl Source {
                 },
             };
             self.body = None;
-            return Poll::Ready(end);
+            let broken = self.renderer.as_ref().and_then(|r| r.failure());
+            return Poll::Ready(match (end, broken) {
+                (Pulled::Complete, Some(failure)) => Pulled::Failed(failure.clone()),
+                (end, _) => end,
+            });
         }
     }
 

@@ -50,6 +50,17 @@ impl Links {
         );
     }
 
+    /// Serves a connection that shook hands already, until its session ends.
+    #[cfg(test)]
+    pub(crate) async fn carry(&self, io: tokio::io::DuplexStream, node_id: iop_shared::ids::NodeId) {
+        let hello = handshake::Hello {
+            node_id,
+            instance: None,
+        };
+        let generation = self.0.next_generation();
+        carrier::serve(hyper_util::rt::TokioIo::new(io), hello, generation, &self.0).await;
+    }
+
     /// Tells linked nodes that nothing new will come and ends their sessions; call it when requests have ended.
     pub async fn drain(&self) {
         self.0.drain().await;

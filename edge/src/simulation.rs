@@ -1,0 +1,581 @@
+//! The whole edge with real nodes in one process under paused time: thousands of seeded schedules of stalls, cuts,
+//! refusals, link losses, reconnects and clients that leave, each ended by the promises that must hold whatever
+//! happened.
+//!
+//! A schedule is its seed: `IOP_SIMULATION_SEED=n` runs that one alone.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fastrand::Rng;
+use http::{HeaderMap, Method, Request};
+use http_body_util::{BodyExt, Full};
+use iop_node::Node;
+use iop_shared::execution::{AttemptResult, Endpoint, Outcome};
+use iop_shared::ids::NodeId;
+use tokio::task::JoinHandle;
+
+use crate::app::App;
+use crate::config::{Settings, World};
+use crate::drain::Drain;
+use crate::http::auth::Keys;
+use crate::http::openai;
+use crate::http::request_id::RequestId;
+use crate::link::Links;
+use crate::metrics::{EndpointLabel, Metrics};
+use crate::pool::Pool;
+use crate::tasks::{self, Kind};
+
+/// Schedules of one run of the tests, in shares that run side by side.
+const SCHEDULES: u64 = 500;
+const MAX_ATTEMPTS: u32 = 3;
+/// Longer than anything in a schedule may take, the queue and three stalls with their evidence included.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+#[test]
+fn no_schedule_breaks_a_promise_first_share() {
+    share(0);
+}
+
+#[test]
+fn no_schedule_breaks_a_promise_second_share() {
+    share(1);
+}
+
+#[test]
+fn no_schedule_breaks_a_promise_third_share() {
+    share(2);
+}
+
+#[test]
+fn no_schedule_breaks_a_promise_fourth_share() {
+    share(3);
+}
+
+fn share(n: u64) {
+    if let Some(seed) = std::env::var("IOP_SIMULATION_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+    {
+        if n == 0 {
+            schedule(seed);
+        }
+        return;
+    }
+    for seed in n * SCHEDULES..(n + 1) * SCHEDULES {
+        if std::panic::catch_unwind(|| schedule(seed)).is_err() {
+            panic!("the schedule of seed {seed} broke a promise: IOP_SIMULATION_SEED={seed}");
+        }
+    }
+}
+
+fn schedule(seed: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let mut rng = Rng::with_seed(seed);
+        let plan = Plan::draw(&mut rng);
+        let sim = Simulation::start(&plan);
+        sim.run(&plan).await;
+        sim.judge(&plan).await;
+    });
+}
+
+/// Everything that a seed decides.
+struct Plan {
+    edge_toml: String,
+    /// Providers of each linked node, as configuration text.
+    nodes: Vec<String>,
+    requests: Vec<Asking>,
+    losses: Vec<Loss>,
+}
+
+struct Asking {
+    at: Duration,
+    endpoint: Endpoint,
+    stream: bool,
+    /// A tool that the provider would run.
+    hosted_tool: bool,
+    leaves_after: Option<Duration>,
+    /// Between reads of the answer.
+    reads_every: Duration,
+}
+
+/// A link that breaks, and the node's return.
+struct Loss {
+    node: usize,
+    at: Duration,
+    back_after: Duration,
+    /// It comes back as a new process.
+    restarted: bool,
+}
+
+fn chance(rng: &mut Rng, percent: u32) -> bool {
+    rng.u32(0..100) < percent
+}
+
+fn ms(rng: &mut Rng, range: std::ops::Range<u64>) -> Duration {
+    Duration::from_millis(rng.u64(range))
+}
+
+/// Provider `n` says nothing but its own letter, so that an answer shows who gave it.
+fn letter(n: usize) -> char {
+    char::from(b'a' + u8::try_from(n).unwrap())
+}
+
+fn script(rng: &mut Rng, n: usize) -> String {
+    let chunks = rng.u32(1..8);
+    let reply = letter(n).to_string().repeat(16);
+    let mut keys = vec![
+        format!("reply = {reply:?}"),
+        format!("chunks = {chunks}"),
+        format!("chunk_delay = \"{}ms\"", rng.u32(0..400)),
+        format!("first_delay = \"{}ms\"", rng.u32(0..1500)),
+    ];
+    match rng.u32(0..10) {
+        0 => keys.push("stall = \"before_headers\"".into()),
+        1 => keys.push("stall = \"after_headers\"".into()),
+        2 => keys.push("stall = \"after_preamble\"".into()),
+        3 => keys.push(format!("stall = {{ after_chunks = {} }}", rng.u32(0..chunks + 1))),
+        4 => keys.push(format!("cut = {{ after_chunks = {} }}", rng.u32(0..chunks + 1))),
+        5 => keys.push(format!(
+            "status = {}",
+            rng.choice([400, 408, 429, 500, 503]).unwrap()
+        )),
+        _ => {}
+    }
+    if chance(rng, 40) {
+        keys.push(format!("fail_first = {}", rng.u32(1..4)));
+    }
+    if chance(rng, 20) {
+        keys.push(format!("retry_after = \"{}s\"", rng.u32(1..9)));
+    }
+    if chance(rng, 15) {
+        keys.push("ignores_cancel = true".into());
+    }
+    if chance(rng, 25) {
+        keys.push("normalized = true".into());
+    }
+    let probe = rng.choice(["available", "missing", "refuse", "hang"]).unwrap();
+    keys.push(format!("probe = {probe:?}"));
+    format!("{{ {} }}", keys.join(", "))
+}
+
+fn provider(rng: &mut Rng, id: &str, n: usize) -> String {
+    let mut toml = String::new();
+    let script = script(rng, n);
+    let (capacity, stall) = (rng.u32(1..4), rng.u32(1..6));
+    writeln!(
+        toml,
+        "[[providers]]\nid = {id:?}\nadapter = \"scripted\"\ncapacity = {capacity}"
+    )
+    .unwrap();
+    writeln!(
+        toml,
+        "response_stall_timeout = \"{stall}s\"\nscript = {{ t = {script} }}"
+    )
+    .unwrap();
+    if chance(rng, 30) {
+        writeln!(toml, "first_content_timeout = \"{}s\"", rng.u32(1..8)).unwrap();
+    }
+    if chance(rng, 10) {
+        writeln!(toml, "replay = false").unwrap();
+    }
+    toml
+}
+
+impl Plan {
+    fn draw(rng: &mut Rng) -> Self {
+        let (linked, embedded) = (rng.usize(1..4), rng.usize(0..3));
+        let mut n = 0;
+        let (mut candidates, mut own, mut nodes) = (Vec::new(), String::new(), Vec::new());
+        let mut candidate = |rng: &mut Rng, key: &str| {
+            candidates.push(format!(
+                "{{ provider = {key:?}, target = \"t\", priority = {}, weight = {} }}",
+                rng.u32(0..3),
+                rng.u32(1..4)
+            ));
+        };
+        for i in 0..embedded {
+            let id = format!("e{i}");
+            own += &provider(rng, &id, n);
+            candidate(rng, &id);
+            n += 1;
+        }
+        for node in 0..linked {
+            let mut toml = String::new();
+            for i in 0..rng.usize(1..3) {
+                let id = format!("p{i}");
+                toml += &provider(rng, &id, n);
+                candidate(rng, &format!("n{node}/{id}"));
+                n += 1;
+            }
+            nodes.push(toml);
+        }
+        let edge_toml = format!(
+            "[gate]\nmax_attempts = {MAX_ATTEMPTS}\nkeepalive_open_after = \"{}ms\"\nkeepalive_interval = \"700ms\"\n\
+             on_node_lost = {:?}\n[ejection]\nconsecutive = {}\nbase = \"1s\"\nmax = \"8s\"\n\
+             [queue]\nmax_depth = {}\nmax_wait = \"{}s\"\n\
+             [link]\nlisten = \"127.0.0.1:0\"\ntokens = [{{ env = \"T\" }}]\n{own}\
+             [[models]]\nname = \"m\"\naffinity = {:?}\ncandidates = [{}]\n",
+            rng.u32(0..4000),
+            rng.choice(["replay", "replay", "fail"]).unwrap(),
+            rng.u32(1..4),
+            rng.u32(1..12),
+            rng.u32(1..12),
+            rng.choice(["none", "prefix"]).unwrap(),
+            candidates.join(", "),
+        );
+        let requests = (0..rng.usize(3..14)).map(|_| Asking {
+            at: ms(rng, 0..20_000),
+            endpoint: rng.choice([Endpoint::Chat, Endpoint::Responses]).unwrap(),
+            stream: chance(rng, 70),
+            hosted_tool: chance(rng, 15),
+            leaves_after: chance(rng, 25).then(|| ms(rng, 0..9_000)),
+            reads_every: if chance(rng, 20) {
+                ms(rng, 0..900)
+            } else {
+                Duration::ZERO
+            },
+        });
+        let requests = requests.collect();
+        let losses = (0..rng.usize(0..4)).map(|_| Loss {
+            node: rng.usize(0..linked),
+            at: ms(rng, 0..20_000),
+            back_after: ms(rng, 0..6_000),
+            restarted: chance(rng, 50),
+        });
+        let losses = losses.collect();
+        Self {
+            edge_toml,
+            nodes,
+            requests,
+            losses,
+        }
+    }
+}
+
+fn settings(toml: &str) -> Settings {
+    let world = World {
+        env: &|name| Some(name.to_owned()),
+        file: &|_| Err(std::io::ErrorKind::NotFound.into()),
+    };
+    match Settings::parse("edge.toml", toml, &world) {
+        Ok(settings) => settings,
+        Err(e) => panic!("{e}\n{toml}"),
+    }
+}
+
+fn node(id: NodeId, toml: &str) -> Node {
+    let node = Node::new(id, &settings(toml).providers, &prometheus::Registry::new()).unwrap();
+    node.start();
+    node
+}
+
+struct Simulation {
+    app: Arc<App>,
+    links: Arc<Links>,
+    embedded: Option<Node>,
+    /// Series at the start: none may be added.
+    series: BTreeSet<String>,
+}
+
+/// What a client saw.
+struct Saw {
+    left: bool,
+    attempts: u32,
+    status: u16,
+    body: Vec<u8>,
+    broke_off: bool,
+}
+
+impl Simulation {
+    fn start(plan: &Plan) -> Self {
+        let mut settings = settings(&plan.edge_toml);
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let pool = Pool::new(
+            std::mem::take(&mut settings.models),
+            settings.queue,
+            settings.ejection,
+            Arc::clone(&metrics),
+        );
+        let links = Arc::new(Links::new(Arc::clone(&pool)));
+        let providers = std::mem::take(&mut settings.providers);
+        let embedded = (!providers.is_empty()).then(|| {
+            let node = Node::new(NodeId::embedded(), &providers, metrics.registry()).unwrap();
+            node.start();
+            links.embed(node.clone());
+            node
+        });
+        let keys = Keys::new(std::mem::take(&mut settings.keys));
+        let app = App::new(settings, metrics, pool, keys, Drain::default());
+        let series = series(&app.metrics);
+        Self {
+            app,
+            links,
+            embedded,
+            series,
+        }
+    }
+
+    async fn run(&self, plan: &Plan) {
+        let mut links = Vec::new();
+        for (n, toml) in plan.nodes.iter().enumerate() {
+            let id = NodeId::new(&format!("n{n}")).unwrap();
+            let losses: Vec<&Loss> = plan.losses.iter().filter(|l| l.node == n).collect();
+            links.push(self.keep_linked(id, toml, losses));
+        }
+        let clients: Vec<_> = plan.requests.iter().map(|asking| self.client(asking)).collect();
+        let all = async {
+            for (asking, client) in plan.requests.iter().zip(clients) {
+                let saw = client.await.unwrap();
+                judge_answer(asking, &saw);
+            }
+        };
+        tokio::time::timeout(PATIENCE, all).await.expect("a request hung");
+        for link in links {
+            link.abort();
+        }
+    }
+
+    /// A node that dials, is lost and comes back as planned.
+    fn keep_linked(&self, id: NodeId, toml: &str, losses: Vec<&Loss>) -> JoinHandle<()> {
+        let (links, toml) = (Arc::clone(&self.links), toml.to_owned());
+        let mut losses: Vec<(Duration, Duration, bool)> =
+            losses.iter().map(|l| (l.at, l.back_after, l.restarted)).collect();
+        losses.sort();
+        tasks::spawn(Kind::Session, "simulated_node", async move {
+            let begun = tokio::time::Instant::now();
+            let mut process = node(id.clone(), &toml);
+            for (at, back_after, restarted) in losses {
+                let (ours, theirs) = tokio::io::duplex(64 << 10);
+                let serving = serve(process.clone(), theirs);
+                let until = begun + at;
+                tokio::select! {
+                    () = links.carry(ours, id.clone()) => {}
+                    () = tokio::time::sleep_until(until) => {}
+                }
+                serving.abort();
+                tokio::time::sleep(back_after).await;
+                if restarted {
+                    process = node(id.clone(), &toml);
+                }
+            }
+            let (ours, theirs) = tokio::io::duplex(64 << 10);
+            let serving = serve(process, theirs);
+            links.carry(ours, id).await;
+            serving.abort();
+        })
+    }
+
+    fn client(&self, asking: &Asking) -> JoinOutput {
+        let app = Arc::clone(&self.app);
+        let (at, endpoint, stream) = (asking.at, asking.endpoint, asking.stream);
+        let (leaves_after, reads_every) = (asking.leaves_after, asking.reads_every);
+        let tools = if asking.hosted_tool {
+            r#","tools":[{"type":"web_search"}]"#
+        } else {
+            ""
+        };
+        let content = match endpoint {
+            Endpoint::Responses => r#""input":"hello""#,
+            _ => r#""messages":[{"role":"user","content":"hello"}]"#,
+        };
+        let body = format!(r#"{{"model":"m","stream":{stream},{content}{tools}}}"#);
+        let path = format!("/v1/{}", endpoint.path());
+        spawn(async move {
+            tokio::time::sleep(at).await;
+            let request = Request::builder()
+                .method(Method::POST)
+                .uri(path)
+                .header("content-type", "application/json")
+                .body(Full::new(Bytes::from(body)))
+                .unwrap();
+            let ask = async {
+                let id = RequestId::of(&HeaderMap::new());
+                let response = openai::handle(app, endpoint, id, request).await;
+                let (head, mut body) = response.into_parts();
+                let mut saw = Saw {
+                    left: false,
+                    attempts: head.headers["x-iop-attempts"].to_str().unwrap().parse().unwrap(),
+                    status: head.status.as_u16(),
+                    body: Vec::new(),
+                    broke_off: false,
+                };
+                while let Some(frame) = body.frame().await {
+                    match frame {
+                        Ok(frame) => saw.body.extend_from_slice(&frame.into_data().unwrap_or_default()),
+                        Err(_) => saw.broke_off = true,
+                    }
+                    if !reads_every.is_zero() {
+                        tokio::time::sleep(reads_every).await;
+                    }
+                }
+                saw
+            };
+            match leaves_after {
+                None => ask.await,
+                Some(leaves) => tokio::time::timeout(leaves, ask).await.unwrap_or(Saw {
+                    left: true,
+                    attempts: 0,
+                    status: 0,
+                    body: Vec::new(),
+                    broke_off: false,
+                }),
+            }
+        })
+    }
+
+    /// The promises that hold after any schedule.
+    async fn judge(&self, plan: &Plan) {
+        // Fences, probes and the last words of links: all bounded.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let metrics = &self.app.metrics;
+        for e in EndpointLabel::ALL {
+            assert_eq!(metrics.in_flight.at((*e,)).get(), 0, "in flight at {e}");
+        }
+        assert_eq!(metrics.queue_depth.get(), 0, "somebody waits for nothing");
+        for provider in self.app.pool.providers() {
+            assert_eq!(provider.in_flight, 0, "a lease of {} is out", provider.id);
+            assert_eq!(provider.queued, 0);
+        }
+        if let Some(node) = &self.embedded {
+            assert_eq!(node.in_flight(), 0, "a place of the embedded node is taken");
+        }
+        let outcomes = sum(metrics, "iop_edge_requests_total", "");
+        assert_eq!(outcomes, plan.requests.len() as u64, "one outcome each");
+        for e in EndpointLabel::ALL {
+            assert_eq!(metrics.requests.at((*e, Outcome::InternalError)).get(), 0);
+        }
+        let refused = metrics.attempts.at((AttemptResult::Capacity,)).get();
+        let attempts = sum(metrics, "iop_edge_attempts_total", "") - refused;
+        assert!(
+            attempts <= outcomes * u64::from(MAX_ATTEMPTS),
+            "{attempts} attempts of {outcomes} requests"
+        );
+        let eligible = sum(
+            metrics,
+            "iop_edge_liveness_recovery_eligibility_total",
+            "eligibility=\"eligible\"",
+        );
+        let results = sum(metrics, "iop_edge_liveness_recovery_results_total", "");
+        assert_eq!(
+            eligible, results,
+            "every eligible cycle has one result, no other has any"
+        );
+        assert_eq!(series(metrics), self.series, "no series was added");
+    }
+}
+
+type JoinOutput = JoinHandle<Saw>;
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "its value and its panic are the test's own"
+)]
+fn spawn(future: impl Future<Output = Saw> + Send + 'static) -> JoinOutput {
+    tokio::spawn(future)
+}
+
+/// The node's side of a link.
+fn serve(node: Node, io: tokio::io::DuplexStream) -> JoinHandle<()> {
+    tasks::spawn(Kind::Session, "simulated_link", async move {
+        let service = hyper::service::service_fn(move |request| {
+            let node = node.clone();
+            async move { Ok::<_, std::convert::Infallible>(node.handle(request).await) }
+        });
+        // How it ends is what is simulated.
+        let _ = hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new())
+            .timer(hyper_util::rt::TokioTimer::new())
+            .max_local_error_reset_streams(None)
+            .serve_connection(hyper_util::rt::TokioIo::new(io), service)
+            .await;
+    })
+}
+
+/// The sum of a counter's series whose labels contain this text.
+fn sum(metrics: &Metrics, name: &str, labels: &str) -> u64 {
+    let text = String::from_utf8(metrics.encode().unwrap()).unwrap();
+    text.lines()
+        .filter(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && l.contains(labels))
+        .filter_map(|l| l.rsplit_once(' '))
+        .map(|(_, value)| value.parse::<u64>().unwrap())
+        .sum()
+}
+
+/// Names and labels of every series, but for those of providers, which live as long as they do.
+fn series(metrics: &Metrics) -> BTreeSet<String> {
+    let text = String::from_utf8(metrics.encode().unwrap()).unwrap();
+    text.lines()
+        .filter(|l| !l.starts_with('#') && !l.contains("provider=\""))
+        .filter_map(|l| l.rsplit_once(' '))
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
+/// What any answer must be, whatever happened on the way.
+fn judge_answer(asking: &Asking, saw: &Saw) {
+    if saw.left {
+        return;
+    }
+    let text = String::from_utf8_lossy(&saw.body);
+    assert!(saw.attempts <= MAX_ATTEMPTS, "{} attempts", saw.attempts);
+    let said: BTreeSet<char> = content(&text);
+    assert!(said.len() <= 1, "two providers in one answer: {text}");
+    if asking.stream && saw.status == 200 {
+        let success = text.contains("data: [DONE]") || text.contains("\"response.completed\"");
+        let error = text.contains("data: {\"error\":") || text.contains("\"response.failed\"");
+        assert!(
+            u8::from(success) + u8::from(error) + u8::from(saw.broke_off) == 1,
+            "a stream ends in exactly one way: {text}"
+        );
+        if asking.endpoint == Endpoint::Responses {
+            judge_numbers(&text);
+        }
+    } else {
+        assert!(!saw.broke_off, "{text}");
+        let value: serde_json::Value = serde_json::from_slice(&saw.body).expect(&text);
+        assert_eq!(
+            saw.status == 200,
+            value.get("error").is_none_or(serde_json::Value::is_null),
+            "{text}"
+        );
+    }
+}
+
+/// `sequence_number` counts from 0 without a gap, under one id.
+fn judge_numbers(text: &str) {
+    let mut next = 0;
+    let mut ids = BTreeSet::new();
+    for data in text.lines().filter_map(|l| l.strip_prefix("data: ")) {
+        let event: serde_json::Value = serde_json::from_str(data).expect(data);
+        assert_eq!(event["sequence_number"], next, "{text}");
+        next += 1;
+        if let Some(id) = event["response"]["id"].as_str() {
+            ids.insert(id.to_owned());
+        }
+    }
+    assert!(ids.len() <= 1, "two responses in one stream: {text}");
+    assert_eq!(
+        text.matches("event: response.created").count(),
+        usize::from(next > 0),
+        "{text}"
+    );
+}
+
+/// The letters of all deltas and answers: runs of one provider's letter inside `"content":"…"` and its kin.
+fn content(text: &str) -> BTreeSet<char> {
+    let mut letters = BTreeSet::new();
+    for key in ["\"content\":\"", "\"delta\":\"", "\"text\":\""] {
+        for (i, _) in text.match_indices(key) {
+            letters.extend(text[i + key.len()..].chars().take_while(|c| *c != '"'));
+        }
+    }
+    letters
+}
