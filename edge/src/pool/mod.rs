@@ -16,6 +16,8 @@ mod service;
 mod sessions;
 mod snapshot;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use ask::{Ask, Prospects, Refused, Who};
 pub use lease::{Lease, StallObservation};
