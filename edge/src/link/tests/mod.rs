@@ -1,6 +1,7 @@
 //! The link against nodes written by hand: an HTTP/2 server that does what a test wants.
 
 mod port;
+mod runs;
 mod sessions;
 mod streams;
 

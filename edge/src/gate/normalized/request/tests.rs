@@ -89,8 +89,8 @@ fn responses_input_and_instructions_are_a_conversation() {
 
 #[test]
 fn what_cannot_be_carried_is_a_400_that_names_it() {
-    let chat = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
-    let responses = json!({"model": "m", "input": "hi"});
+    let chat = json!({"model": "m", "messages": [{"role": "user", "content": "sesame"}]});
+    let responses = json!({"model": "m", "input": "sesame"});
     let with = |base: &Value, key: &str, value: Value| {
         let mut body = base.clone();
         body[key] = value;
@@ -227,13 +227,13 @@ fn what_cannot_be_carried_is_a_400_that_names_it() {
             item(json!({"role": "user", "content": [{"type": "input_image"}]})),
             "input[0].content[0].type",
         ),
-        (Endpoint::Completions, json!({"prompt": "hi"}), "model"),
-        (Endpoint::Embeddings, json!({"input": "hi"}), "model"),
+        (Endpoint::Completions, json!({"prompt": "sesame"}), "model"),
+        (Endpoint::Embeddings, json!({"input": "sesame"}), "model"),
     ] {
         let error = asked(endpoint, &body.to_string()).unwrap_err();
         assert_eq!(error.kind, ErrorKind::InvalidRequest, "{body}");
         assert_eq!(error.param.as_deref(), Some(param), "{body}");
-        assert!(!error.message.contains("hi"), "{}", error.message);
+        assert!(!error.message.contains("sesame"), "{}", error.message);
     }
 }
 
