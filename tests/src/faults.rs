@@ -9,10 +9,12 @@ mod answers;
 mod bench;
 mod front;
 mod provider;
+mod script;
 mod verdict;
 
 pub use answers::{Answers, Api, Events, words};
 pub use bench::{Bench, Cell, Route, Seen, ask, failures};
 pub use front::Front;
-pub use provider::{Act, Faulty, Reply, Script, Then, WORDS, malformed};
+pub use provider::{Faulty, large, malformed};
+pub use script::{Act, Reply, Script, Then, WORDS};
 pub use verdict::{PRIMARY, SECOND, assert_bytes, assert_gapless, assert_own_answer, typed_error};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use iop_tests::client::sse_data;
 use iop_tests::faults::{
-    Act, Api, Bench, Cell, Route, Seen, Then, WORDS, assert_bytes, assert_gapless, failures, malformed,
+    Act, Api, Bench, Cell, Route, Seen, Then, WORDS, assert_bytes, assert_gapless, failures, large, malformed,
 };
 use iop_tests::run;
 use iop_tests::stack::Shape;
@@ -27,7 +27,11 @@ fn routes() -> Vec<Route> {
         Route::new("malformed-10", Act::Malformed(10)),
         Route::new("no-terminal", Act::NoTerminal),
     ];
-    streams.into_iter().map(Route::streams).collect()
+    let mut routes: Vec<Route> = streams.into_iter().map(Route::streams).collect();
+    // What is too large to be held is committed: a whole answer, and the preamble of a stream.
+    routes.push(Route::new("large-cut", Act::Large(Then::Cut)));
+    routes.push(Route::new("large-stall", Act::Large(Then::Silence)).stalls());
+    routes
 }
 
 /// The first events of the first provider's stream: preamble and `n` words.
@@ -52,10 +56,25 @@ async fn check(bench: Arc<Bench>, cell: Cell) {
         "cut-40" | "end-40" => {
             seen.assert_broken_off(cell, &answers, &sent(&bench, cell, 40), "provider_disconnected");
         }
+        "large-cut" | "large-stall" if !cell.stream => {
+            // Nothing could follow that would not look like an end.
+            assert_eq!(seen.answer.status(), 200, "{what}");
+            assert!(!seen.answer.complete, "{what}: a complete message");
+            let part = large(&answers, false);
+            assert!(body.len() <= part.len(), "{what}: more than was sent");
+            assert_bytes(&what, body, &part[..body.len()]);
+        }
+        "large-cut" => {
+            let sent = [large(&answers, true)];
+            seen.assert_broken_off(cell, &answers, &sent, "provider_disconnected");
+        }
+        "large-stall" => {
+            let sent = [large(&answers, true)];
+            seen.assert_broken_off(cell, &answers, &sent, "response_stalled");
+        }
         "stall-20" => {
             seen.assert_broken_off(cell, &answers, &sent(&bench, cell, 20), "response_stalled");
             assert!(seen.elapsed >= STALL, "{what}: {:?}", seen.elapsed);
-            assert!(seen.elapsed <= STALL + GRACE, "{what}: {:?}", seen.elapsed);
         }
         "error-30" | "failed-30" => said_by_the_provider(&seen, cell, &sent(&bench, cell, 30)),
         "malformed-10" => {
@@ -76,9 +95,12 @@ async fn check(bench: Arc<Bench>, cell: Cell) {
         }
         other => panic!("no expectation for {other}"),
     }
-    if cell.route != "stall-20" {
-        assert!(seen.elapsed <= AT_ONCE, "{what}: {:?}", seen.elapsed);
-    }
+    let most = if cell.route.contains("stall") {
+        STALL + GRACE
+    } else {
+        AT_ONCE
+    };
+    assert!(seen.elapsed <= most, "{what}: {:?}", seen.elapsed);
 }
 
 /// What was sent, then the provider's own error once, in a form that clients of the endpoint understand.
@@ -125,7 +147,7 @@ async fn after_content(shape: Shape) {
     let all = page.sum("iop_edge_attempts_total", &[]);
     assert_eq!(all, cells.len() as f64, "one attempt for each request");
     let stalled = page.sum("iop_edge_attempts_total", &[("result", "response_stalled")]);
-    assert_eq!(stalled, 2.0);
+    assert_eq!(stalled, 6.0);
     // Good, malformed in between, and Chat without `[DONE]`.
     let good = |endpoint| {
         let labels = [("endpoint", endpoint), ("outcome", "success")];

@@ -221,3 +221,45 @@ fn failover_after_scattered_failures_ejects_nobody() {
         bench.done().await;
     });
 }
+
+/// When an ejection is over, one request tries the provider; the others that come meanwhile do not wait for it.
+async fn one_trial(shape: Shape) {
+    let fail = || Act::Status(Reply::error(503, "no"));
+    let slow = Act::After(Duration::from_millis(800), Box::new(fail()));
+    let script = Script::series(vec![fail(), fail(), fail(), fail(), fail(), slow], Act::Good);
+    let routes = vec![Route::scripted("trial", script).one_model()];
+    let bench = Bench::start(shape, routes, |s| s.edge("ejection", "base = \"500ms\"")).await;
+    let cell = bench.cells()[0];
+    for _ in 0..5 {
+        bench
+            .ask(cell)
+            .await
+            .assert_clean(cell, &bench.of_second(cell), 2);
+    }
+    iop_tests::eventually("the ejection is over", Duration::from_secs(5), || async {
+        let ejected = bench.stack.edge.admin("providers").await;
+        let until = ejected.iter().filter(|p| p["ejected_until"].is_string()).count();
+        if until == 0 {
+            Ok(())
+        } else {
+            Err(format!("{ejected:?}"))
+        }
+    })
+    .await;
+    let asking = (0..20).map(|_| bench.ask(cell));
+    let mut attempts = 0;
+    for seen in futures_util::future::join_all(asking).await {
+        seen.assert_clean(cell, &bench.of_second(cell), seen.attempts());
+        attempts += seen.attempts();
+    }
+    assert_eq!(attempts, 21, "one trial among twenty requests");
+    bench.assert_counts(cell, 6, 25);
+    bench.done().await;
+}
+
+#[test]
+fn failover_leaves_one_trial_when_an_ejection_is_over() {
+    run(60, async {
+        tokio::join!(one_trial(Shape::Embedded), one_trial(Shape::Linked));
+    });
+}

@@ -144,6 +144,11 @@ fn no_failover_from_the_slow_but_lively_and_from_those_who_think() {
 
 const COMMENT: &str = ": keep-alive\n\n";
 
+/// After the opening.
+fn late(act: Act) -> Act {
+    Act::After(Duration::from_millis(700), Box::new(act))
+}
+
 fn opened_early() -> Vec<Route> {
     let busy = || Act::Status(Reply::error(503, "own_code"));
     let routes = [
@@ -157,6 +162,14 @@ fn opened_early() -> Vec<Route> {
             .stalls()
             .then(Act::Status(Reply::error(400, "own_code"))),
         Route::new("then-refused", Act::Silence).stalls().then_refused(),
+        Route::new("late-500", late(Act::Status(Reply::error(500, "first")))),
+        Route::new("late-cut", late(Act::HangUp)),
+        // Its own `Retry-After` is waited for, with the client's stream open.
+        Route::once(
+            "waits",
+            Act::Status(Reply::error(429, "busy").header("retry-after", "1")),
+        )
+        .alone(),
         Route::new("then-cut", Act::Silence)
             .stalls()
             .then(Act::Preamble(Then::Cut)),
@@ -176,11 +189,17 @@ async fn check_opened(bench: Arc<Bench>, cell: Cell) {
     assert!(answer.header("x-iop-request-id").is_some(), "{what}");
     assert!(text.starts_with(COMMENT), "{what}: {text}");
     assert!(text.matches(COMMENT).count() >= 2, "{what}: {text}");
+    let events = text.replace(COMMENT, "");
+    if cell.route == "waits" {
+        let expected = bench.of_primary(cell).stream(WORDS).all().concat();
+        assert_bytes(&what, events.as_bytes(), &expected);
+        bench.assert_counts(cell, 2, 0);
+        return;
+    }
     assert!(
         !text.contains(PRIMARY),
         "{what}: a trace of the first attempt: {text}"
     );
-    let events = text.replace(COMMENT, "");
     let code = match cell.route {
         "then-503" | "then-400" => "own_code",
         "then-refused" => "provider_unreachable",

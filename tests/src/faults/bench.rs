@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::answers::Api;
 use super::front::Front;
-use super::provider::{Act, Faulty, Script};
+use super::provider::Faulty;
+use super::script::{Act, Script};
 use super::verdict::{PRIMARY, SECOND};
 use crate::client::{Answer, Client};
 use crate::config::{Provider, Setup};
@@ -70,6 +71,13 @@ impl Route {
     #[must_use]
     pub fn then(mut self, act: Act) -> Self {
         self.second = Some(Script::always(act));
+        self
+    }
+
+    /// What the second provider does, attempt by attempt.
+    #[must_use]
+    pub fn then_script(mut self, script: Script) -> Self {
+        self.second = Some(script);
         self
     }
 

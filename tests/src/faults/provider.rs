@@ -3,141 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::answers::{Answers, Api, Events};
+use super::script::{Act, Script, Then, WORDS};
 use crate::fixtures;
 use crate::provider::{Exchange, Stub};
-
-/// How many words a good stream says.
-pub const WORDS: usize = 60;
-
-/// An answer with a status of its own; `NAME` in the body is replaced by the provider's name.
-#[derive(Debug, Clone)]
-pub struct Reply {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: String,
-}
-
-impl Reply {
-    /// An OpenAI error.
-    pub fn error(status: u16, code: &str) -> Self {
-        let error = json!({"error": {"message": format!("{status} of NAME"), "type": "t", "param": null,
-                                     "code": code}});
-        Self {
-            status,
-            headers: vec![("content-type".to_owned(), "application/json".to_owned())],
-            body: error.to_string(),
-        }
-    }
-
-    /// One more header.
-    #[must_use]
-    pub fn header(mut self, name: &str, value: &str) -> Self {
-        self.headers.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
-    /// Another body, as it is.
-    #[must_use]
-    pub fn body(mut self, body: &str) -> Self {
-        self.body = body.to_owned();
-        self
-    }
-
-    /// The body as this provider sends it.
-    pub fn body_of(&self, provider: &str) -> String {
-        self.body.replace("NAME", provider)
-    }
-}
-
-/// What comes after the good part of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
-    /// Nothing, on an open connection.
-    Silence,
-    /// The connection is closed inside the message.
-    Cut,
-    /// An error in the stream: `data: {"error":…}`, `event: error`; a whole body is the error object instead.
-    Error,
-    /// `response.failed`; on Chat the same as `Error`.
-    Failed,
-    /// The message ends as if it were complete.
-    End,
-}
-
-/// What a provider does with one attempt.
-#[derive(Debug, Clone)]
-pub enum Act {
-    /// The whole good answer.
-    Good,
-    Status(Reply),
-    /// The connection is reset before any answer.
-    Reset,
-    /// The connection is closed before any answer.
-    HangUp,
-    /// The request is taken and never answered.
-    Silence,
-    /// The head of a 200, then this.
-    Head(Then),
-    /// Head and preamble (of a whole body: its first half), then this.
-    Preamble(Then),
-    /// Head, preamble and so many content events, then this.
-    Content(usize, Then),
-    /// A good stream whose content event of this number is no JSON.
-    Malformed(usize),
-    /// A good stream without its terminal event.
-    NoTerminal,
-    /// A head, then a comment (of a whole body: a blank) at this interval, for ever.
-    Comments(Duration),
-    /// A good stream of so many words, silent before the first one and between them; a whole answer is silent at first.
-    Paced {
-        words: usize,
-        first: Duration,
-        gap: Duration,
-    },
-}
-
-/// Attempts in order: the first ones one by one, then the last for ever.
-#[derive(Debug, Clone)]
-pub struct Script {
-    first: Vec<Act>,
-    last: Act,
-}
-
-impl Script {
-    pub fn good() -> Self {
-        Self::always(Act::Good)
-    }
-
-    pub fn always(act: Act) -> Self {
-        Self {
-            first: Vec::new(),
-            last: act,
-        }
-    }
-
-    /// `act` once, good from then on.
-    pub fn once(act: Act) -> Self {
-        Self {
-            first: vec![act],
-            last: Act::Good,
-        }
-    }
-
-    /// These one by one, then `last` for ever.
-    pub fn series(first: Vec<Act>, last: Act) -> Self {
-        Self { first, last }
-    }
-
-    fn act(&self, attempt: usize) -> Act {
-        self.first.get(attempt).unwrap_or(&self.last).clone()
-    }
-}
 
 #[derive(Default)]
 struct Desk {
@@ -250,6 +123,10 @@ struct Answering {
 impl Answering {
     async fn play(mut self, act: Act) -> io::Result<()> {
         match act {
+            Act::After(later, act) => {
+                self.ex.until(tokio::time::sleep(later)).await?;
+                Box::pin(self.play(*act)).await
+            }
             Act::Good if !self.stream => {
                 let body = self.answers.whole();
                 let marks = self.marks();
@@ -270,6 +147,12 @@ impl Answering {
                 let body = reply.body_of(&self.answers.provider);
                 self.ex.reply(reply.status, &all, body.as_bytes()).await
             }
+            Act::StatusThen(status, then) => {
+                let marks = self.marks();
+                let headers = headers(&marks, Some("application/json"));
+                self.ex.head(status, &headers).await?;
+                self.then(then, 0).await
+            }
             Act::Reset => {
                 self.ex.cut(true);
                 Ok(())
@@ -289,6 +172,12 @@ impl Answering {
             Act::Preamble(then) => {
                 let sent = self.preamble(then).await?;
                 self.then(then, sent).await
+            }
+            Act::Large(then) => {
+                self.head().await?;
+                let large = large(&self.answers, self.stream);
+                self.ex.chunk(&large).await?;
+                self.then(then, 1).await
             }
             Act::Content(n, then) => {
                 let sent = self.preamble(then).await?;
@@ -408,6 +297,22 @@ impl Answering {
             }
         }
     }
+}
+
+/// What [`Act::Large`] sends: one event of a preamble, or the beginning of a whole answer, of more than 512 KiB.
+pub fn large(answers: &Answers, stream: bool) -> Vec<u8> {
+    let padding = "x".repeat(512 * 1024);
+    if !stream {
+        let mut body = answers.whole();
+        body.pop();
+        body.extend_from_slice(format!(",\"padding\":\"{padding}").as_bytes());
+        return body;
+    }
+    // The object that the event is made of gets one more member at its end.
+    let mut event = answers.stream(1).preamble.swap_remove(0);
+    event.truncate(event.len() - b"}\n\n".len());
+    event.extend_from_slice(format!(",\"padding\":\"{padding}\"}}\n\n").as_bytes());
+    event
 }
 
 /// The stream of [`Act::Malformed`] in its events.

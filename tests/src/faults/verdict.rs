@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::answers::{Answers, Api};
 use super::bench::{Bench, Cell, Seen};
-use super::provider::WORDS;
+use super::script::WORDS;
 use crate::client::{Answer, sse_data};
 
 /// The name of the first provider, in everything it sends.
