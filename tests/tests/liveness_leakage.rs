@@ -155,7 +155,7 @@ async fn engine(mut ex: Exchange) -> io::Result<()> {
         .and_then(|p| p.rsplit(':').next())
         .unwrap_or_default()
         .to_owned();
-    let (stream, is_chat) = (body["stream"] == true, ex.path.ends_with("/completions"));
+    let (stream, is_chat) = (body["stream"] == true, ex.path.contains("/completions"));
     let words = planted("provider-error");
     let error = json!({"error": {"message": words, "type": words, "param": words, "code": words}});
     let mark = planted("provider-header");
@@ -308,7 +308,7 @@ const CASES: [&str; 16] = [
     "cut later",
 ];
 
-fn whole_setup(stub: &Stub, dead: &str, level: &str) -> Setup {
+fn whole_setup(stub: &Stub, dead: &str, level: &str, format: &str) -> Setup {
     let secret = planted("provider-key");
     let openai = |id: &str, url: &str| {
         Provider::openai(id, url, &[&format!("t-{id}")])
@@ -341,8 +341,8 @@ fn whole_setup(stub: &Stub, dead: &str, level: &str) -> Setup {
         .ranked("ill", &[("ill", "t-ill"), ("next", "t-next")])
         .ranked("gone", &[("dead", "t-dead"), ("next", "t-next")])
         .model("run", "run", "t-run")
-        .edge("telemetry", &format!("log = {level:?}"))
-        .node("telemetry", &format!("log = {level:?}"))
+        .edge("telemetry", &format!("log = {level:?}\nlog_format = {format:?}"))
+        .node("telemetry", &format!("log = {level:?}\nlog_format = {format:?}"))
         // The faults of one case must not hide the next.
         .edge("ejection", "consecutive = 1000")
         .edge("queue", "max_wait = \"2s\"")
@@ -402,12 +402,12 @@ async fn by_a_marked_node(stack: &Stack, client: &Client) -> Vec<String> {
     ids
 }
 
-async fn everything(shape: Shape, level: &str) {
+async fn everything(shape: Shape, level: &str, format: &str) {
     let stub = Stub::start(engine).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dead = listener.local_addr().unwrap().to_string();
     drop(listener);
-    let mut stack = Stack::start(shape, whole_setup(&stub, &dead, level)).await;
+    let mut stack = Stack::start(shape, whole_setup(&stub, &dead, level, format)).await;
     let client = stack.client().with_key(&planted("client-key"));
 
     let mut all = Vec::new();
@@ -475,10 +475,11 @@ async fn everything(shape: Shape, level: &str) {
     for line in [HEALTH_LINE, RECOVERY_LINE] {
         assert!(line.count(&stack.edge.process) >= 4, "{}", line.message);
     }
-    assert!(
-        !stack.edge.process.lines_with("request_ended").is_empty(),
-        "the log is as talkative as {level}"
-    );
+    for process in [&stack.edge.process, node_process(&stack)] {
+        let lines = process.lines_with(&level.to_ascii_uppercase());
+        assert!(!lines.is_empty(), "{} is as talkative as {level}", process.name);
+    }
+    assert!(!stack.edge.process.lines_with("request_ended").is_empty());
 
     let mut pages = vec![("edge", stack.client().get("/metrics").await.text())];
     if let Some(addr) = stack.nodes.first().and_then(|n| n.metrics.clone()) {
@@ -541,20 +542,20 @@ fn is_id(value: &str) -> bool {
 
 #[test]
 fn embedded_debug_logs_and_metrics_tell_nothing_of_anybody() {
-    run(90, everything(Shape::Embedded, "debug"));
+    run(90, everything(Shape::Embedded, "debug", "json"));
 }
 
 #[test]
 fn linked_debug_logs_and_metrics_tell_nothing_of_anybody() {
-    run(90, everything(Shape::Linked, "debug"));
+    run(90, everything(Shape::Linked, "debug", "text"));
 }
 
 #[test]
 fn embedded_trace_logs_and_metrics_tell_nothing_of_anybody() {
-    run(90, everything(Shape::Embedded, "trace"));
+    run(90, everything(Shape::Embedded, "trace", "text"));
 }
 
 #[test]
 fn linked_trace_logs_and_metrics_tell_nothing_of_anybody() {
-    run(90, everything(Shape::Linked, "trace"));
+    run(90, everything(Shape::Linked, "trace", "json"));
 }
