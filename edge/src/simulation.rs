@@ -4,7 +4,7 @@
 //!
 //! A schedule is its seed: `IOP_SIMULATION_SEED=n` runs that one alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,14 +65,59 @@ fn share(n: u64) {
         }
         return;
     }
+    let mut reached: BTreeMap<String, u64> = BTreeMap::new();
     for seed in n * SCHEDULES..(n + 1) * SCHEDULES {
-        if std::panic::catch_unwind(|| schedule(seed)).is_err() {
-            panic!("the schedule of seed {seed} broke a promise: IOP_SIMULATION_SEED={seed}");
+        match std::panic::catch_unwind(|| schedule(seed)) {
+            Ok(counts) => {
+                for (series, n) in counts {
+                    *reached.entry(series).or_default() += n;
+                }
+            }
+            Err(_) => panic!("the schedule of seed {seed} broke a promise: IOP_SIMULATION_SEED={seed}"),
         }
+    }
+    // A promise is judged only where something could have broken it.
+    for word in REACHED {
+        let n: u64 = reached
+            .iter()
+            .filter(|(series, _)| series.contains(word))
+            .map(|(_, n)| n)
+            .sum();
+        assert!(n > 0, "no schedule came to {word}: {reached:#?}");
     }
 }
 
-fn schedule(seed: u64) {
+/// What every share has to come to.
+const REACHED: &[&str] = &[
+    "attempts_total{result=\"success\"}",
+    "attempts_total{result=\"http_4xx\"}",
+    "attempts_total{result=\"http_5xx\"}",
+    "attempts_total{result=\"rate_limited\"}",
+    "attempts_total{result=\"cut\"}",
+    "attempts_total{result=\"response_stalled\"}",
+    "attempts_total{result=\"first_content_timeout\"}",
+    "attempts_total{result=\"node_lost\"}",
+    "attempts_total{result=\"cancelled\"}",
+    "eligibility=\"eligible\"",
+    "eligibility=\"post_commit\"",
+    "eligibility=\"unconfirmed_fence\"",
+    "eligibility=\"caller_cancelled\"",
+    "eligibility=\"tool_side_effect\"",
+    "eligibility=\"no_candidate\"",
+    "eligibility=\"same_provider_forbidden\"",
+    "execution_path=\"normalized\"",
+    "recovery_result=\"redispatched\"",
+    "recovery_result=\"not_selected\"",
+    "decision=\"applied\"",
+    "decision=\"inconclusive\"",
+    "decision=\"rejected_ambiguous\"",
+    "from_health=\"available\",to_health=\"unavailable\"",
+    "outcome=\"client_cancelled\"",
+    "outcome=\"rejected\"",
+    "outcome=\"incomplete\"",
+];
+
+fn schedule(seed: u64) -> BTreeMap<String, u64> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(true)
@@ -84,7 +129,18 @@ fn schedule(seed: u64) {
         let sim = Simulation::start(&plan);
         sim.run(&plan).await;
         sim.judge(&plan).await;
-    });
+        counts(&sim.app.metrics)
+    })
+}
+
+/// Every counter that is not zero.
+fn counts(metrics: &Metrics) -> BTreeMap<String, u64> {
+    let text = String::from_utf8(metrics.encode().unwrap()).unwrap();
+    text.lines()
+        .filter_map(|l| l.rsplit_once(' '))
+        .filter(|(series, _)| series.contains("_total{"))
+        .filter_map(|(series, n)| Some((series.to_owned(), n.parse().ok().filter(|n| *n > 0)?)))
+        .collect()
 }
 
 /// Everything that a seed decides.
