@@ -43,6 +43,11 @@ impl<'a> Ask<'a> {
         }
     }
 
+    /// Whether these prospects leave somebody for it.
+    pub(super) fn hopes(&self, prospects: Prospects) -> bool {
+        prospects.other || (self.allow_avoided && prospects.same)
+    }
+
     /// `model`: as it is now.
     pub(super) fn want<'w>(&'w self, model: &'w Model) -> Want<'w> {
         Want {

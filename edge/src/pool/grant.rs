@@ -57,6 +57,13 @@ pub(super) struct Scratch {
     of: Vec<usize>,
 }
 
+impl Scratch {
+    fn clear(&mut self) {
+        self.choices.clear();
+        self.of.clear();
+    }
+}
+
 impl<'a> Want<'a> {
     /// Any of these candidates.
     pub(super) fn of(candidates: &'a [Candidate], endpoint: Endpoint) -> Self {
@@ -78,13 +85,21 @@ impl<'a> Want<'a> {
             weight: 1,
         })
     }
+
+    /// Who is asked: all candidates, or the pinned one.
+    fn among<'b>(&self, only: Option<&'b Candidate>) -> &'b [Candidate]
+    where
+        'a: 'b,
+    {
+        only.map_or(self.candidates, std::slice::from_ref)
+    }
 }
 
 impl<S: Clone> Table<S> {
     /// Takes a place for a request, or says why there is none.
     pub(super) fn grant(&mut self, want: Want<'_>, now: Instant) -> Found<S> {
         let only = want.only();
-        let candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref);
+        let candidates = want.among(only.as_ref());
         let mut scratch = std::mem::take(&mut self.scratch);
         let found = match self.survey(&want, candidates, now, &mut scratch) {
             None => Found::Absent,
@@ -97,20 +112,10 @@ impl<S: Clone> Table<S> {
         found
     }
 
-    /// Whether somebody would do for a request, now or when there is room.
-    pub(super) fn reaches(&mut self, want: Want<'_>, now: Instant) -> bool {
-        let only = want.only();
-        let candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let best = self.survey(&want, candidates, now, &mut scratch);
-        self.scratch = scratch;
-        best.is_some()
-    }
-
     /// Whether anybody takes new work of this kind, full or not, avoided or not. Who is lowered does not.
     pub(super) fn any_serving(&self, want: Want<'_>) -> bool {
         let only = want.only();
-        let mut candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref).iter();
+        let mut candidates = want.among(only.as_ref()).iter();
         candidates.any(|c| self.serving(c, want.endpoint).is_some())
     }
 
@@ -174,8 +179,7 @@ impl<S: Clone> Table<S> {
         may: impl Fn(&Candidate) -> bool,
     ) -> Option<Standing> {
         let mut best = None;
-        let Scratch { choices, of } = scratch;
-        (choices.clear(), of.clear());
+        scratch.clear();
         for (i, candidate) in candidates.iter().enumerate().filter(|(_, c)| may(c)) {
             let Some((slot, target)) = self.serving(candidate, want.endpoint) else {
                 continue;
@@ -186,11 +190,11 @@ impl<S: Clone> Table<S> {
                 Some(same) if same == standing => {}
                 Some(_) | None => {
                     best = Some(standing);
-                    (choices.clear(), of.clear());
+                    scratch.clear();
                 }
             }
             if slot.has_room() && standing.admits() {
-                choices.push(Choice {
+                scratch.choices.push(Choice {
                     priority: candidate.priority,
                     weight: candidate.weight,
                     load: slot.in_flight.saturating_add(slot.others),
@@ -199,7 +203,7 @@ impl<S: Clone> Table<S> {
                         .affinity
                         .map_or(0, |_| seed(&candidate.provider, &candidate.target)),
                 });
-                of.push(i);
+                scratch.of.push(i);
             }
         }
         best
@@ -232,7 +236,7 @@ impl<S: Clone> Table<S> {
     /// Who is eligible for a request, full or not (G55). What is pinned has no other.
     pub(super) fn prospects(&self, want: Want<'_>, now: Instant) -> Prospects {
         let only = want.only();
-        let candidates = only.as_ref().map_or(want.candidates, std::slice::from_ref);
+        let candidates = want.among(only.as_ref());
         let any = |may: &dyn Fn(&Candidate) -> bool| {
             candidates
                 .iter()

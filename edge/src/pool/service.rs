@@ -139,19 +139,12 @@ impl Pool {
             let want = ask.want(model);
             // Who is in line already goes first.
             let first = ask.since.is_some() || state.queue.is_empty() || state.queue.depth(&model.name) == 0;
-            let nobody = if first {
-                match state.table.grant(want, now.into_std()) {
-                    Found::Granted { place, with } => {
-                        drop(state);
-                        return Ok(Lease::new(self.clone(), with, place, model, ask.endpoint));
-                    }
-                    Found::Full => false,
-                    Found::Absent => true,
-                }
-            } else {
-                !ask.avoid.is_empty() && !state.table.reaches(want, now.into_std())
-            };
-            if nobody && !ask.avoid.is_empty() {
+            if first && let Found::Granted { place, with } = state.table.grant(want, now.into_std()) {
+                drop(state);
+                return Ok(Lease::new(self.clone(), with, place, model, ask.endpoint));
+            }
+            // A replay that nobody is eligible for is over; no wait would help it.
+            if !ask.avoid.is_empty() && !ask.hopes(state.table.prospects(want, now.into_std())) {
                 return Err(Refused::NoProvider);
             }
             if state.table.never_serves(&model.candidates, ask.endpoint) {
@@ -162,7 +155,10 @@ impl Pool {
             let name = model.name.clone();
             let ticket = match ask.since {
                 Some(_) => state.queue.come_back(name, ask.who, waiter),
-                None => state.queue.join(name, ask.who, waiter).ok_or(Refused::QueueFull)?,
+                None => state
+                    .queue
+                    .join(name, ask.who, waiter)
+                    .ok_or(Refused::QueueFull)?,
             };
             self.metrics
                 .queue_depth

@@ -100,7 +100,8 @@ impl<S: Clone> Table<S> {
         }
     }
 
-    /// Replaces what a generation advertises. A provider that a newer generation holds is left alone.
+    /// Replaces what a generation advertises. A provider that a newer generation holds is left alone. Health and
+    /// ejections are a generation's own: a new one starts clean.
     pub(super) fn advertise(
         &mut self,
         generation: ConnectionGeneration,

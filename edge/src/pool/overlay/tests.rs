@@ -233,14 +233,17 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![12 => take, 1 => (1_u64..4).prop_map(Op::Gone)]
 }
 
+/// Of which generation and provider, and what: a probe or not, the target, the sequence, the health.
+type Accepted = ((u64, bool), (bool, usize, u64, ProviderHealth));
+
 proptest! {
     /// The naive model keeps the whole list of accepted evidence and derives everything from it.
     #[test]
     fn it_agrees_with_the_list_of_all_accepted_evidence(ops in prop::collection::vec(op(), 0..120)) {
         let targets = [target("t"), target("u")];
         let mut overlay = Overlay::default();
-        let mut accepted: Vec<((u64, bool), (bool, usize, u64, ProviderHealth))> = Vec::new();
-        let lowered_by = |list: &[((u64, bool), (bool, usize, u64, ProviderHealth))], of: (u64, bool)| {
+        let mut accepted: Vec<Accepted> = Vec::new();
+        let lowered_by = |list: &[Accepted], of: (u64, bool)| {
             let mut lowered = None;
             for (_, (probe, target, _, health)) in list.iter().filter(|(k, _)| *k == of) {
                 match (probe, health) {
