@@ -143,10 +143,10 @@ impl Client {
         hold: &mut Hold,
     ) -> Result<Response<ClientBody>, ClientError> {
         let mut request = request(method, to, headers, body);
-        *hold = Hold::Asked(capture_connection(&mut request));
+        hold.ask(capture_connection(&mut request));
         let mut answer = self.request(request).await?;
         if let Some(held) = answer.extensions_mut().remove() {
-            *hold = Hold::On(held);
+            hold.take(held);
         }
         Ok(answer)
     }
@@ -197,7 +197,7 @@ where
     }
 }
 
-/// A connection whose end can be seen by whoever holds it.
+/// A connection whose end can be seen, and brought about, by whoever holds it.
 struct Watched<C> {
     /// Closed first, told next: fields are dropped in this order.
     io: C,
@@ -210,6 +210,19 @@ impl<C> Watched<C> {
             io,
             holding: Holding::new(),
         }
+    }
+}
+
+impl<C> Watched<C> {
+    /// A peer that takes nothing is waited for only while somebody wants the connection.
+    fn sent<T>(&self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            self.holding.flows();
+            return polled;
+        }
+        self.holding
+            .poll_blocked(cx)
+            .map(|()| Err(io::ErrorKind::ConnectionAborted.into()))
     }
 }
 
@@ -231,11 +244,13 @@ impl<C: Read + Unpin> Read for Watched<C> {
 
 impl<C: Write + Unpin> Write for Watched<C> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+        let polled = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.sent(cx, polled)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        let polled = Pin::new(&mut self.io).poll_flush(cx);
+        self.sent(cx, polled)
     }
 
     /// A goodbye that does not fit into the socket (TLS) is not waited for: a peer that reads nothing would hold the
@@ -256,7 +271,8 @@ impl<C: Write + Unpin> Write for Watched<C> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+        let polled = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.sent(cx, polled)
     }
 }
 

@@ -1,53 +1,162 @@
 //! What the node holds of a provider while an attempt runs, seen from outside, so that a fence is an observation and no
-//! guess (004, close-grace fence).
+//! guess (004, close-grace fence), and so that letting go means that it goes.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll};
+
+use futures_util::task::AtomicWaker;
 use hyper_util::client::legacy::connect::{CaptureConnection, Connected};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
+
+/// The connection does not wait for its peer to take anything.
+const FREE: u8 = 0;
+/// It does.
+const BLOCKED: u8 = 1;
+/// It did when nobody wanted it any more.
+const CUT: u8 = 2;
+
+#[derive(Debug, Default)]
+struct Ends {
+    /// What was held is gone.
+    gone: CancellationToken,
+    sending: AtomicU8,
+    sender: AtomicWaker,
+}
 
 /// Lives inside of what is held, a connection or a place in an engine, and is dropped with it.
-pub(crate) struct Holding(DropGuard);
+pub(crate) struct Holding(Arc<Ends>);
 
-/// Tells when its `Holding` was dropped.
+/// Sees the end of its `Holding`, and can bring it about.
 #[derive(Debug, Clone)]
-pub(crate) struct Held(CancellationToken);
+pub(crate) struct Held(Arc<Ends>);
 
 impl Holding {
     pub(crate) fn new() -> Self {
-        Self(CancellationToken::new().drop_guard())
+        Self(Arc::default())
     }
 
     pub(crate) fn held(&self) -> Held {
-        Held(self.0.token().clone())
+        Held(Arc::clone(&self.0))
+    }
+
+    /// The peer took what was sent.
+    pub(crate) fn flows(&self) {
+        if self.0.sending.load(Ordering::Relaxed) == BLOCKED {
+            self.swap(BLOCKED, FREE);
+        }
+    }
+
+    /// The peer takes nothing now. Ready when it need not be waited for.
+    pub(crate) fn poll_blocked(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.sender.register(cx.waker());
+        if self.swap(FREE, BLOCKED) == CUT {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+
+    /// The state before.
+    fn swap(&self, from: u8, to: u8) -> u8 {
+        let swapped = self
+            .0
+            .sending
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        swapped.unwrap_or_else(|other| other)
     }
 }
 
-/// The hold of one attempt.
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.0.gone.cancel();
+    }
+}
+
+impl Held {
+    /// Breaks off a request that its peer does not take. Any other connection closes without help, and one that serves
+    /// another request by now is left alone.
+    fn cut(&self) {
+        let ends = &self.0;
+        let cut = ends
+            .sending
+            .compare_exchange(BLOCKED, CUT, Ordering::AcqRel, Ordering::Acquire);
+        if cut.is_ok() {
+            ends.sender.wake();
+        }
+    }
+}
+
+/// The hold of one attempt. Dropped while the provider is waited for, it cuts: hyper itself would keep the connection
+/// until a peer that does not read has taken all of a request.
 #[derive(Debug, Default)]
-pub(crate) enum Hold {
+pub(crate) struct Hold {
+    on: On,
+    /// Output was asked for last and there was none, or the call has no head yet: what is held serves this attempt.
+    waits: bool,
+}
+
+#[derive(Debug, Default)]
+enum On {
     /// Nothing was taken yet.
     #[default]
     Nothing,
     /// A connection was asked for; which one is known when there is one.
     Asked(CaptureConnection),
-    On(Held),
+    Held(Held),
+    /// A connection that cannot be watched.
+    Unseen,
 }
 
 impl Hold {
-    /// Resolves when the node holds nothing of the provider any more. To be asked after the call or body was dropped:
-    /// one that never got a connection gets none then.
-    pub(crate) async fn ended(self) {
-        let held = match self {
-            Hold::Nothing => return,
-            Hold::On(held) => Some(held),
-            Hold::Asked(capture) => match &*capture.connection_metadata() {
-                None => return,
-                Some(connected) => of(connected),
+    /// The call asks for a connection.
+    pub(crate) fn ask(&mut self, capture: CaptureConnection) {
+        self.on = On::Asked(capture);
+        self.waits = true;
+    }
+
+    /// This is what the call has got.
+    pub(crate) fn take(&mut self, held: Held) {
+        self.on = On::Held(held);
+        self.waits = true;
+    }
+
+    /// Whether the provider is waited for.
+    pub(crate) fn waits(&mut self, waits: bool) {
+        self.waits = waits;
+    }
+
+    /// Lets go, and resolves when the node holds nothing of the provider any more. To be called after the call or body
+    /// was dropped: one that never got a connection gets none then.
+    pub(crate) async fn end(mut self) {
+        match self.settle() {
+            On::Nothing | On::Asked(_) => {}
+            On::Held(held) => {
+                held.cut();
+                held.0.gone.cancelled().await;
+            }
+            On::Unseen => std::future::pending().await,
+        }
+    }
+
+    /// What is held after all; nothing from then on.
+    fn settle(&mut self) -> On {
+        match std::mem::take(&mut self.on) {
+            On::Asked(capture) => match &*capture.connection_metadata() {
+                None => On::Nothing,
+                Some(connected) => of(connected).map_or(On::Unseen, On::Held),
             },
-        };
-        match held {
-            Some(held) => held.0.cancelled().await,
-            // A connection that cannot be watched is never seen to end.
-            None => std::future::pending().await,
+            on @ (On::Nothing | On::Held(_) | On::Unseen) => on,
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.waits
+            && let On::Held(held) = self.settle()
+        {
+            held.cut();
         }
     }
 }
@@ -60,23 +169,97 @@ fn of(connected: &Connected) -> Option<Held> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::Waker;
+    use std::time::Duration;
+
     use futures_util::FutureExt;
+    use http::{HeaderMap, HeaderValue, Method};
+    use http_body_util::Full;
 
     use super::*;
+    use crate::providers::client::{Client, SendBody, Target};
+    use crate::testing::{DO, Stub};
+
+    fn on(holding: &Holding) -> Hold {
+        let mut hold = Hold::default();
+        hold.take(holding.held());
+        hold
+    }
+
+    fn blocked(holding: &Holding) -> Poll<()> {
+        holding.poll_blocked(&mut Context::from_waker(Waker::noop()))
+    }
 
     #[test]
     fn a_hold_ends_with_what_is_held_and_nothing_held_has_ended() {
-        assert!(Hold::Nothing.ended().now_or_never().is_some());
+        assert!(Hold::default().end().now_or_never().is_some());
         let holding = Holding::new();
-        let mut ended = Box::pin(Hold::On(holding.held()).ended());
+        let mut ended = Box::pin(on(&holding).end());
         assert!(ended.as_mut().now_or_never().is_none());
         drop(holding);
         assert!(ended.now_or_never().is_some());
     }
 
     #[test]
+    fn only_what_is_blocked_and_waited_for_is_cut() {
+        for (is_blocked, waits) in [(false, false), (false, true), (true, false), (true, true)] {
+            let holding = Holding::new();
+            let mut hold = on(&holding);
+            hold.waits(waits);
+            assert!(!is_blocked || blocked(&holding).is_pending());
+            drop(hold);
+            assert_eq!(blocked(&holding).is_ready(), is_blocked && waits);
+        }
+    }
+
+    #[test]
+    fn a_connection_that_flows_again_is_not_blocked_and_one_that_was_cut_stays_cut() {
+        let holding = Holding::new();
+        assert!(blocked(&holding).is_pending());
+        holding.flows();
+        drop(on(&holding));
+        assert!(blocked(&holding).is_pending());
+        drop(on(&holding));
+        holding.flows();
+        assert!(blocked(&holding).is_ready());
+    }
+
+    #[test]
     fn a_connection_asked_for_and_never_made_holds_nothing() {
-        let capture = hyper_util::client::legacy::connect::capture_connection(&mut http::Request::new(()));
-        assert!(Hold::Asked(capture).ended().now_or_never().is_some());
+        let mut hold = Hold::default();
+        hold.ask(hyper_util::client::legacy::connect::capture_connection(
+            &mut http::Request::new(()),
+        ));
+        assert!(hold.end().now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_does_not_wait_for_a_peer_that_never_reads() {
+        let stub = Stub::start().await;
+        let client = Client::new(Duration::from_secs(5));
+        let to = Target::parse(&stub.url).unwrap();
+        let headers = HeaderMap::from_iter([(DO, HeaderValue::from_static("never-read"))]);
+        let body = SendBody::new(Full::new(bytes::Bytes::from(vec![0; 32 << 20])));
+        let mut hold = Hold::default();
+        {
+            let mut send = pin!(client.send_held(Method::POST, to, headers, body, &mut hold));
+            tokio::select! {
+                _ = &mut send => panic!("answered"),
+                () = stub.arrived(1) => {}
+            }
+        }
+        let On::Held(held) = hold.settle() else {
+            panic!("{hold:?}")
+        };
+        // The request was dropped; its connection still has to get rid of what it had taken of it.
+        while held.0.sending.load(Ordering::Acquire) != BLOCKED {
+            tokio::task::yield_now().await;
+        }
+        assert!(!held.0.gone.is_cancelled());
+        hold.take(held.clone());
+        drop(hold);
+        let gone = tokio::time::timeout(Duration::from_secs(2), held.0.gone.cancelled());
+        assert!(gone.await.is_ok());
     }
 }

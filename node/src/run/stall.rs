@@ -93,7 +93,7 @@ async fn join(stalled: Stalled) -> NodeError {
 
 /// Whether the hold was seen to end within the grace.
 async fn fence(hold: Hold) -> AttemptFence {
-    match tokio::time::timeout(CLOSE_GRACE, hold.ended()).await {
+    match tokio::time::timeout(CLOSE_GRACE, hold.end()).await {
         Ok(()) => AttemptFence::Confirmed,
         Err(_) => AttemptFence::Unconfirmed,
     }
@@ -148,3 +148,6 @@ fn report(metrics: &NodeMetrics, row: StallRow, idle: Duration) {
         "node_response_stall_observation"
     );
 }
+
+#[cfg(test)]
+mod tests;

@@ -113,6 +113,7 @@ pub(crate) async fn dispatch(mut guard: RunGuard, ask: Ask) -> Result<Response<R
         Ok(answered) => answered,
         Err(claim) => Err(guard.stall(claim, std::mem::take(&mut hold)).await),
     };
+    hold.waits(false);
     match answered {
         Ok(answer) => {
             guard.status = Some(answer.status());
@@ -166,20 +167,26 @@ impl RunBody {
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
         loop {
             let terminal = match self {
-                RunBody::Streaming { source, watch, .. } => match source.poll_data(cx) {
-                    Poll::Ready(Some(Ok(piece))) => {
-                        watch.heard(piece.disposition);
-                        return Poll::Ready(Some(Frame::data(piece.bytes)));
+                RunBody::Streaming {
+                    source, hold, watch, ..
+                } => {
+                    let polled = source.poll_data(cx);
+                    hold.waits(polled.is_pending());
+                    match polled {
+                        Poll::Ready(Some(Ok(piece))) => {
+                            watch.heard(piece.disposition);
+                            return Poll::Ready(Some(Frame::data(piece.bytes)));
+                        }
+                        Poll::Ready(Some(Err(e))) => Terminal::Error(e),
+                        Poll::Ready(None) => Terminal::Complete { usage: None },
+                        Poll::Pending if source.has_some() => return Poll::Pending,
+                        Poll::Pending => {
+                            let claim = std::task::ready!(watch.poll_stall(cx));
+                            self.stall(claim);
+                            continue;
+                        }
                     }
-                    Poll::Ready(Some(Err(e))) => Terminal::Error(e),
-                    Poll::Ready(None) => Terminal::Complete { usage: None },
-                    Poll::Pending if source.has_some() => return Poll::Pending,
-                    Poll::Pending => {
-                        let claim = std::task::ready!(watch.poll_stall(cx));
-                        self.stall(claim);
-                        continue;
-                    }
-                },
+                }
                 RunBody::Stalled { joining, .. } => {
                     Terminal::Error(std::task::ready!(Pin::new(joining).poll(cx)))
                 }

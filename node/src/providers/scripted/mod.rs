@@ -141,7 +141,7 @@ impl Scripted {
             _permit: permit,
             holding: Holding::new(),
         };
-        *hold = Hold::On(place.holding.held());
+        hold.take(place.holding.held());
         let mut work = Work {
             steps,
             sleep: None,

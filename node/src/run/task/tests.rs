@@ -81,7 +81,7 @@ impl Rig {
     }
 
     fn tunnel(&self) -> (UnboundedSender<Piece>, RunBody) {
-        self.body(ExecutionPath::ProviderTunnel, Hold::Nothing)
+        self.body(ExecutionPath::ProviderTunnel, Hold::default())
     }
 
     fn claims(&self) -> u64 {
@@ -141,7 +141,8 @@ fn failure(terminal: Terminal) -> StallFailure {
 /// What is held, let go after that long.
 fn held_for(time: Duration) -> Hold {
     let holding = Holding::new();
-    let hold = Hold::On(holding.held());
+    let mut hold = Hold::default();
+    hold.take(holding.held());
     crate::tasks::spawn(crate::tasks::Kind::Session, "holder", async move {
         sleep(time).await;
         drop(holding);
@@ -328,7 +329,7 @@ async fn a_pause_keeps_what_was_waited_before() {
 async fn a_terminal_of_the_provider_ends_the_watch() {
     let rig = Rig::new("available");
     for disposition in [Disposition::Terminal, Disposition::Start, Disposition::None] {
-        let (feed, mut body) = rig.body(ExecutionPath::Normalized, Hold::Nothing);
+        let (feed, mut body) = rig.body(ExecutionPath::Normalized, Hold::default());
         feed.send(Piece {
             bytes: Bytes::from_static(b"{}\n"),
             disposition,
