@@ -31,10 +31,11 @@ const FORMS: [(Endpoint, bool); 4] = [
     (Endpoint::Responses, false),
 ];
 
-const fn dialect(endpoint: Endpoint) -> Dialect {
-    match endpoint {
-        Endpoint::Responses => Dialect::Responses,
-        _ => Dialect::Chat,
+fn dialect(endpoint: Endpoint) -> Dialect {
+    if endpoint == Endpoint::Responses {
+        Dialect::Responses
+    } else {
+        Dialect::Chat
     }
 }
 
@@ -83,13 +84,15 @@ struct Made {
 
 fn made(endpoint: Endpoint, stream: bool, bytes: &[u8]) -> Made {
     let text_of = |v: &Value, at: &str| v.pointer(at).and_then(Value::as_str).map(str::to_owned);
-    let (delta, whole, finish) = match endpoint {
-        Endpoint::Responses => ("/delta", "/output/0/content/0/text", "/status"),
-        _ => (
+    let responses = endpoint == Endpoint::Responses;
+    let (delta, whole, finish) = if responses {
+        ("/delta", "/output/0/content/0/text", "/status")
+    } else {
+        (
             "/choices/0/delta/content",
             "/choices/0/message/content",
             "/choices/0/finish_reason",
-        ),
+        )
     };
     if !stream {
         let body: Value = serde_json::from_slice(bytes).unwrap();
@@ -111,9 +114,10 @@ fn made(endpoint: Endpoint, stream: bool, bytes: &[u8]) -> Made {
             continue;
         };
         all.text += &text_of(&event, delta).unwrap_or_default();
-        let finished = match endpoint {
-            Endpoint::Responses => event.get("response").and_then(|r| text_of(r, finish)),
-            _ => text_of(&event, finish),
+        let finished = if responses {
+            event.get("response").and_then(|r| text_of(r, finish))
+        } else {
+            text_of(&event, finish)
         };
         all.finish = finished.unwrap_or(all.finish);
     }
@@ -434,13 +438,16 @@ async fn a_script_is_the_same_answer_by_a_tunnel_and_by_a_run() {
     ] {
         let node = node(script);
         for (endpoint, stream) in FORMS {
-            let body = match endpoint {
-                Endpoint::Responses => format!(
-                    r#"{{"model":"m","stream":{stream},"instructions":"be kind","input":[{{"role":"user","content":[{{"type":"input_text","text":"hi"}}]}}]}}"#
-                ),
-                _ => format!(
-                    r#"{{"model":"m","stream":{stream},"stream_options":{{"include_usage":true}},"messages":[{{"role":"system","content":"be kind"}},{{"role":"user","content":"hi"}}]}}"#
-                ),
+            let body = if endpoint == Endpoint::Responses {
+                format!(
+                    r#"{{"model":"m","stream":{stream},"instructions":"be kind","input":[{{"role":"user",
+                        "content":[{{"type":"input_text","text":"hi"}}]}}]}}"#
+                )
+            } else {
+                format!(
+                    r#"{{"model":"m","stream":{stream},"stream_options":{{"include_usage":true}},
+                        "messages":[{{"role":"system","content":"be kind"}},{{"role":"user","content":"hi"}}]}}"#
+                )
             };
             let (run_id, attempt_id) = (RunId(ID), AttemptId(ID));
             let provider = ProviderId::new("s").unwrap();
