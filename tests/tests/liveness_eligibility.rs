@@ -58,6 +58,8 @@ enum Seen {
     Refused,
     /// Content, then one typed error.
     Broken,
+    /// 400 before any provider is asked.
+    Invalid,
     /// The client left.
     Left,
 }
@@ -183,27 +185,6 @@ fn common() -> Vec<Case> {
             Seen::Refused,
             "available/transport_uncommitted/unconfirmed_fence",
         ),
-        Case {
-            body: |model| with(chat(model), "web_search_options", json!({})),
-            ..case(
-                "searching",
-                r#"stall = "before_headers""#,
-                Seen::Refused,
-                "available/transport_uncommitted/tool_side_effect",
-            )
-        },
-        Case {
-            body: |model| {
-                let tools = json!([{"type": "function", "function": {"name": "lookup", "parameters": {}}}]);
-                with(chat(model), "tools", tools)
-            },
-            ..case(
-                "function",
-                r#"stall = "before_headers""#,
-                Seen::Elsewhere,
-                uncommitted,
-            )
-        },
         alone(
             "lowered",
             r#"stall = "before_headers", probe = "missing""#,
@@ -261,8 +242,18 @@ fn common() -> Vec<Case> {
     ]
 }
 
-/// What only Responses requests can ask for.
-fn of_responses() -> Vec<Case> {
+fn searching(model: &str) -> Value {
+    // Empty, it asks for a search as the provider thinks fit.
+    with(chat(model), "web_search_options", json!({}))
+}
+
+fn calling(model: &str) -> Value {
+    let tools = json!([{"type": "function", "function": {"name": "lookup", "parameters": {}}}]);
+    with(chat(model), "tools", tools)
+}
+
+/// Tools and Responses requests on the tunnel.
+fn of_tunnels() -> Vec<Case> {
     let uncommitted = "available/transport_uncommitted/eligible";
     let responses = |name, body: fn(&str) -> Value, seen, row| Case {
         path: RESPONSES,
@@ -271,6 +262,19 @@ fn of_responses() -> Vec<Case> {
     };
     let hosted = "available/transport_uncommitted/tool_side_effect";
     vec![
+        Case {
+            body: searching,
+            ..case("searching", r#"stall = "before_headers""#, Seen::Refused, hosted)
+        },
+        Case {
+            body: calling,
+            ..case(
+                "function",
+                r#"stall = "before_headers""#,
+                Seen::Elsewhere,
+                uncommitted,
+            )
+        },
         Case {
             path: RESPONSES,
             body: |model| fixtures::responses(model, "hello", true),
@@ -400,6 +404,10 @@ async fn ask(client: &Client, case: &Case) {
                 "{name}: {text}"
             );
         }
+        Seen::Invalid => {
+            assert_eq!(answer.status(), 400, "{name}: {text}");
+            answer.assert_error(400, "invalid_request_error");
+        }
         Seen::Left => unreachable!("has returned"),
     }
 }
@@ -497,7 +505,7 @@ async fn assert_cycles(stack: &Stack, path: Path, cycles: &[&str]) {
 async fn whole_table(shape: Shape, path: Path) {
     let mut cases = common();
     if path == Path::Tunnel {
-        cases.extend(of_responses());
+        cases.extend(of_tunnels());
     }
     let stack = Stack::start(shape, setup_of(&cases, path)).await;
     let client = stack.client();
@@ -563,6 +571,39 @@ fn embedded_runs_leave_exactly_the_rows_of_their_cycles() {
 #[test]
 fn linked_runs_leave_exactly_the_rows_of_their_cycles() {
     run(90, whole_table(Shape::Linked, Path::Normalized));
+}
+
+/// A run carries text only: what asks for tools is refused instead of answered without them.
+#[test]
+fn a_run_that_asks_for_tools_is_refused_and_leaves_no_row() {
+    run(60, async {
+        for shape in Shape::ALL {
+            let refused = |name, body: fn(&str) -> Value| Case {
+                body,
+                row: None,
+                ..case(name, r#"stall = "before_headers""#, Seen::Invalid, "")
+            };
+            let hosted = |model: &str| {
+                let tools = json!([{"type": "web_search"}]);
+                with(fixtures::responses(model, "hello", false), "tools", tools)
+            };
+            let cases = [
+                refused("function", calling),
+                Case {
+                    path: RESPONSES,
+                    ..refused("hosted", hosted)
+                },
+                refused("searching", searching),
+            ];
+            let stack = Stack::start(shape, setup_of(&cases, Path::Normalized)).await;
+            for case in &cases {
+                ask(&stack.client(), case).await;
+            }
+            assert_cycles(&stack, Path::Normalized, &[]).await;
+            node_rows(&stack, STALLS, &Rows::new()).await;
+            stack.settled(Duration::from_secs(2)).await;
+        }
+    });
 }
 
 /// A spent budget: by attempts, by time.
