@@ -236,7 +236,7 @@ pub(crate) struct Fed(mpsc::UnboundedReceiver<Piece>);
 
 impl Fed {
     /// The end of the sender is the body's end; a sender is closed when the body was dropped.
-    pub(crate) fn new() -> (mpsc::UnboundedSender<Piece>, ProviderBody) {
+    pub(crate) fn channel() -> (mpsc::UnboundedSender<Piece>, ProviderBody) {
         let (feed, fed) = mpsc::unbounded_channel();
         (feed, ProviderBody::Fed(Self(fed)))
     }

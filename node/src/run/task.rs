@@ -143,6 +143,10 @@ fn of_head(path: ExecutionPath) -> Disposition {
 }
 
 /// A provider's body under way.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a body is streaming for most of its life; a box would be one more allocation per request"
+)]
 pub(crate) enum RunBody {
     Streaming {
         source: ProviderBody,

@@ -70,7 +70,7 @@ impl Rig {
         };
         let watch = Watch::new(attempt.stall_timeout);
         let guard = RunGuard::new(permit, Arc::clone(&self.metrics), attempt);
-        let (feed, source) = Fed::new();
+        let (feed, source) = Fed::channel();
         let body = RunBody::Streaming {
             source,
             hold,
