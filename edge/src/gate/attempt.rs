@@ -70,6 +70,19 @@ impl Attempt {
         }
     }
 
+    /// The provider answered with a status that may pass.
+    fn refused_by_provider(
+        mut self,
+        head: head::Head,
+        answer: impl FnOnce(head::Head, Self) -> Answer,
+    ) -> Failed {
+        let (status, retry_after) = (head.status, retry_after(&head.headers, SystemTime::now()));
+        let result = result_of_status(status);
+        self.guard.settle(result);
+        self.lease.tell(result, retry_after);
+        Failure::answered(status, retry_after, answer(head, self)).into()
+    }
+
     fn observe(&self, evidence: Option<&StallFailure>) -> SeenStall {
         SeenStall {
             path: self.lease.execution_path(),
@@ -123,12 +136,22 @@ impl Exchange {
         };
         match read {
             Ok(Read::Stream(head, relay)) => Ok(Answer::Stream { head, relay, attempt }),
+            Ok(Read::Whole(head, body)) if is_retryable(head.status) => {
+                Err(attempt.refused_by_provider(head, |head, _| Answer::Whole { head, body }))
+            }
+            Ok(Read::Whole(head, body)) => Ok(Answer::Whole { head, body }),
+            Ok(Read::Long(head, prefix)) if is_retryable(head.status) => {
+                Err(attempt.refused_by_provider(head, |head, attempt| Answer::Long {
+                    head,
+                    prefix,
+                    attempt,
+                }))
+            }
             Ok(Read::Long(head, prefix)) => Ok(Answer::Long {
                 head,
                 prefix,
                 attempt,
             }),
-            Ok(Read::Whole(head, body)) => Ok(Answer::Whole { head, body }),
             Err(Failed::By(mut failure)) => {
                 attempt.fail(&mut failure);
                 Err(Failed::By(failure))
@@ -157,19 +180,10 @@ impl Exchange {
             head::Shape::Unusable(why) => return Err(Failure::unusable(why, head.status).into()),
             head::Shape::Events => self.read_stream(head, attempt).await?,
             head::Shape::Whole { json } => {
-                let retry_after = retry_after(&head.headers, SystemTime::now());
                 if is_retryable(head.status) {
                     head.forbid_client_retry();
                 }
-                match self.read_whole(head, json, attempt).await? {
-                    Read::Whole(head, body) if is_retryable(head.status) => {
-                        let status = head.status;
-                        return Err(
-                            Failure::answered(status, retry_after, Answer::Whole { head, body }).into(),
-                        );
-                    }
-                    read => read,
-                }
+                self.read_whole(head, json, attempt).await?
             }
         })
     }

@@ -18,6 +18,9 @@ use iop_shared::openai::usage::Usage;
 /// An incomplete event larger than this, in bytes, is forwarded in pieces; a failure inside it aborts the connection.
 const TAIL_MAX: usize = 1 << 20;
 
+/// Events within which a Responses stream says its id.
+const PREAMBLE: u64 = 4;
+
 /// `data: [DONE]`, supplied when the provider finished without it (G22).
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
@@ -279,6 +282,10 @@ impl Relay {
         }
         self.events += 1;
         if self.state == State::Committed {
+            // A preamble over the hold was committed before it said whose it is.
+            if self.response_id.is_none() && self.events <= PREAMBLE && self.dialect == Dialect::Responses {
+                self.identify(data);
+            }
             let facts = scan_committed(self.dialect, name, data);
             if facts.error && self.dialect == Dialect::Responses {
                 self.error = Some(data.to_vec());

@@ -57,6 +57,12 @@ impl Source {
             let Some(body) = self.body.as_mut() else {
                 return Poll::Ready(Pulled::Complete);
             };
+            // Nothing that still comes could be read.
+            if let Some(failure) = self.renderer.as_ref().and_then(|r| r.failure()) {
+                let failed = Pulled::Failed(failure.clone());
+                self.body = None;
+                return Poll::Ready(failed);
+            }
             let end = match ready!(Pin::new(body).poll_frame(cx)) {
                 None | Some(Err(_)) => Pulled::Lost,
                 Some(Ok(frame)) => match frame.into_data() {
@@ -68,10 +74,7 @@ impl Source {
                             if !rendered.is_empty() {
                                 return Poll::Ready(Pulled::Data(rendered));
                             }
-                            match renderer.failure() {
-                                None => continue,
-                                Some(failure) => Pulled::Failed(failure.clone()),
-                            }
+                            continue;
                         }
                     },
                     Err(frame) => match frame
@@ -87,11 +90,7 @@ impl Source {
                 },
             };
             self.body = None;
-            let broken = self.renderer.as_ref().and_then(|r| r.failure());
-            return Poll::Ready(match (end, broken) {
-                (Pulled::Complete, Some(failure)) => Pulled::Failed(failure.clone()),
-                (end, _) => end,
-            });
+            return Poll::Ready(end);
         }
     }
 

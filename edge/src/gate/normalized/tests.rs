@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::gate::relay::{Relay, Step};
+use crate::gate::source::{Pulled, Source};
 
 const ID: uuid::Uuid = uuid::Uuid::from_u128(7);
 const USAGE: Usage = Usage {
@@ -505,4 +506,47 @@ async fn a_script_is_the_same_answer_by_a_tunnel_and_by_a_run() {
             }
         }
     }
+}
+
+/// A node's answer over one connection, written by hand; it never ends.
+async fn unfinished(lines: &[u8]) -> (crate::link::NodeBody, tokio::io::DuplexStream) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    let io = hyper_util::rt::TokioIo::new(near);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+    crate::tasks::spawn(crate::tasks::Kind::Session, "test_node", async move {
+        // It ends with the test.
+        let _ = connection.await;
+    });
+    let ask = http::Request::new(iop_shared::openai::request::SplicedBody::default());
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n",
+        lines.len()
+    );
+    let answering = async {
+        // A request without a body is there whole or not at all.
+        assert!(far.read(&mut [0; 4096]).await.unwrap() > 0);
+        far.write_all(&[head.as_bytes(), lines, b"\r\n"].concat())
+            .await
+            .unwrap();
+    };
+    let (response, ()) = tokio::join!(sender.send_request(ask), answering);
+    (crate::link::NodeBody::from(response.unwrap().into_body()), far)
+}
+
+#[tokio::test]
+async fn a_run_that_cannot_be_read_fails_at_once_though_its_node_goes_on() {
+    let said = lines(&[kind(RuntimeEventKind::Start), RunEvent::delta("a")]);
+    let (body, _far) = unfinished(&[&said[..], b"rubbish\n"].concat()).await;
+    let mut source = Source::rendered(body, renderer(Endpoint::Chat, true));
+    let Pulled::Data(data) = source.pull().await else {
+        panic!("no data")
+    };
+    assert_eq!(data, renderer(Endpoint::Chat, true).feed(&said));
+    let failed = tokio::time::timeout(std::time::Duration::from_secs(20), source.pull()).await;
+    let Ok(Pulled::Failed(error)) = failed else {
+        panic!("{failed:?}")
+    };
+    assert_eq!(error.code, FailureCode::ProviderCut);
+    assert!(matches!(source.pull().await, Pulled::Complete));
 }

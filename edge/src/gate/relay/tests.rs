@@ -238,3 +238,16 @@ fn a_responses_error_event_is_kept_for_the_last_words() {
     assert!(r.error().is_some() && r.failed_in_band());
     assert_eq!((r.finish(true), r.next_sequence()), (Ok(Closing::ErrorEvent), 2));
 }
+
+#[test]
+fn a_preamble_committed_by_its_size_still_tells_the_id() {
+    let mut r = Relay::new(Dialect::Responses, 1, false, 64);
+    let padding = "x".repeat(100);
+    let created = format!(
+        r#"data: {{"type":"response.created","sequence_number":0,"response":{{"id":"resp_1","instructions":"{padding}"}}}}"#
+    );
+    let whole = bytes(&[&created]);
+    assert_eq!(feed(&mut r, &whole[..80]), Step::Forward);
+    assert_eq!(feed(&mut r, &whole[80..]), Step::Forward);
+    assert_eq!((r.response_id(), r.next_sequence()), (Some("resp_1"), 1));
+}
