@@ -98,7 +98,7 @@ const SILENCE: Duration = Duration::from_secs(6);
 async fn nobody_is_cut_off(shape: Shape) {
     let lively = Act::Paced {
         words: LIVELY,
-        first: STEP,
+        first: Duration::ZERO,
         gap: STEP,
     };
     let thinking = Act::Paced {
