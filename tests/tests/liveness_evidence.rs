@@ -541,7 +541,7 @@ fn a_link_that_ends_without_a_terminal_is_no_stall() {
 }
 
 /// What a node answers to CAPABILITIES, for one provider each; the lowering had the number of its place, from 1.
-const NO_RECOVERY: [&str; 10] = [
+const NO_RECOVERY: [&str; 11] = [
     "target",
     "adapter",
     "stale",
@@ -552,6 +552,7 @@ const NO_RECOVERY: [&str; 10] = [
     "incomplete",
     "refused",
     "word",
+    "silent",
 ];
 
 #[test]
@@ -579,7 +580,8 @@ fn only_a_newer_exact_available_raises_a_lowered_provider() {
         )
         .await;
 
-        // The first answers: each with one thing wrong.
+        // The first answers: each with one thing wrong, and one that does not come at all.
+        let mut unanswered = Vec::new();
         for _ in ids {
             let command = bench.node.command(FIRST_ASK).await;
             let id = command.body["provider"].as_str().unwrap().to_owned();
@@ -599,6 +601,10 @@ fn only_a_newer_exact_available_raises_a_lowered_provider() {
                 "garbage" => answer = json!("no object"),
                 "incomplete" => drop(answer.as_object_mut().unwrap().remove("health_observation_seq")),
                 "refused" => {}
+                "silent" => {
+                    unanswered.push(command);
+                    continue;
+                }
                 "word" => answer["provider_status"] = json!("Available"),
                 other => panic!("{other} was not lowered"),
             }
@@ -661,6 +667,7 @@ fn only_a_newer_exact_available_raises_a_lowered_provider() {
             ("unavailable/available", lowered),
         ]);
         edge_rows(&bench.stack, TRANSITIONS, &transitions).await;
+        assert_eq!(unanswered.len(), 1);
         for id in ids {
             bench.assert_capacity(&target(id), id, 2).await;
         }
@@ -695,6 +702,38 @@ fn a_stall_that_finds_the_provider_available_is_replayed_there_with_its_one_avoi
         )
         .await;
         bench.assert_capacity("m", "p", 1).await;
+    });
+}
+
+#[test]
+fn whoever_is_proven_available_may_be_asked_again_once_nobody_else_is_left() {
+    run(60, async {
+        let mut bench = Bench::start(&[provider("p", &["m"], 2), provider("q", &["m"], 2)]).await;
+        let mut conn = bench.open("m", "hello").await;
+        let mut asked = Vec::new();
+        for sequence in [1, 2] {
+            let tunnel = bench.node.tunnel().await;
+            asked.push(tunnel.field("provider"));
+            let evidence = tunnel.evidence("available", sequence).to_string();
+            tunnel.stalled(Some(&evidence));
+        }
+        let third = bench.node.tunnel().await;
+        asked.push(third.field("provider"));
+        third.complete(&fixtures::chat_answer("m", "well"));
+        let answer = conn.answer().await.unwrap();
+        assert_eq!(
+            (answer.status(), answer.header("x-iop-attempts")),
+            (200, Some("3"))
+        );
+        assert_ne!(asked[0], asked[1], "the other one first");
+        let cycles = rows(&[("provider_tunnel/available/transport_uncommitted/eligible", 2)]);
+        edge_rows(&bench.stack, ELIGIBILITY, &cycles).await;
+        edge_rows(
+            &bench.stack,
+            RESULTS,
+            &rows(&[("provider_tunnel/available/redispatched", 2)]),
+        )
+        .await;
     });
 }
 
