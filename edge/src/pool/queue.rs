@@ -81,13 +81,12 @@ impl Class {
             self.back.insert(ticket);
             return;
         }
-        let now = self.rounds.first().map_or(0, |(round, _)| *round);
+        // A key that is known is not behind the virtual round: those were forgotten.
+        let virtual_round = self.rounds.first().map_or(0, |(round, _)| *round);
         let turn = self.keys.entry(key.clone()).or_insert_with(|| Turn {
-            round: now,
+            round: virtual_round,
             waiting: BTreeSet::new(),
         });
-        self.rounds.remove(&(turn.round, key.clone()));
-        turn.round = turn.round.max(now);
         turn.waiting.insert(ticket);
         self.rounds.insert((turn.round, key.clone()));
     }
@@ -115,8 +114,10 @@ impl Class {
 
     /// Its waiters in their order.
     fn order(&self) -> impl Iterator<Item = Ticket> {
-        let in_turn = |turn: &'_ Turn| (turn.round..).zip(turn.waiting.clone());
-        let mut rounds: Vec<(u64, Ticket)> = self.keys.values().flat_map(in_turn).collect();
+        let turns = self.keys.values();
+        let mut rounds: Vec<(u64, Ticket)> = turns
+            .flat_map(|turn| (turn.round..).zip(turn.waiting.iter().copied()))
+            .collect();
         rounds.sort_unstable();
         let back = self.back.iter().copied();
         back.chain(rounds.into_iter().map(|(_, ticket)| ticket))

@@ -220,6 +220,7 @@ fn the_rest_of_the_body_counts_too() {
             true,
         ),
         (r#","input":[{"role":"user"} 1]"#, false),
+        (r#","input":[{"role" "user"}]"#, false),
     ] {
         assert_eq!(safe(&body(members)), want, "{members}");
     }
