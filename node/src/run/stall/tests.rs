@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use iop_shared::execution::liveness::MAX_SAFE_STALL_TIMEOUT_MS;
 use iop_shared::execution::{
     AttemptFence, AttemptResult, Endpoint, ExecutionPath, FailureCode, LivenessClassification,
 };
@@ -135,9 +136,11 @@ async fn zero_is_the_default_timeout_and_a_lively_answer_outlives_it() {
     assert_eq!(begun.elapsed().as_secs(), 300);
 
     let node = scripted("reply = \"abcdefghij\", chunks = 10, chunk_delay = \"40s\", first_delay = \"44s\"");
-    let begun = Instant::now();
-    let answer = whole(node.handle(ask("s", "", 45_000)).await).await;
-    assert_eq!((answer.code(), begun.elapsed().as_secs()), ("complete", 404));
+    for stall_ms in [45_000, MAX_SAFE_STALL_TIMEOUT_MS] {
+        let begun = Instant::now();
+        let answer = whole(node.handle(ask("s", "", stall_ms)).await).await;
+        assert_eq!((answer.code(), begun.elapsed().as_secs()), ("complete", 404));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,9 +202,7 @@ async fn a_silent_socket_is_closed_within_the_grace_and_the_fence_is_seen() {
     let stub = Stub::start().await;
     let node = node(&openai("p", &stub.url, ""));
     for (n, what, origin) in [(1, "hang", "node"), (2, "endless", "provider")] {
-        let begun = Instant::now();
         let answer = whole(node.handle(ask("p", what, STALL_MS)).await).await;
-        let took = begun.elapsed();
         stub.hung_up(n, Duration::from_secs(2)).await;
         let stalled = failure(&answer);
         assert_eq!(
@@ -221,8 +222,6 @@ async fn a_silent_socket_is_closed_within_the_grace_and_the_fence_is_seen() {
             (stalled.adapter.as_str(), stalled.target.as_str()),
             ("openai", "m")
         );
-        // Fence and probe were both quick.
-        assert!(took < Duration::from_secs(2), "{what} {took:?}");
         assert_eq!(answer.data, if origin == "node" { "" } else { "data: begun\n\n" });
     }
     assert_eq!(
