@@ -240,44 +240,48 @@ fn namespaces_are_looked_into_so_far() {
     assert!(!nested(100));
 }
 
-/// What Codex 0.171 sends for "hi", schemas shortened.
-fn codex(tools: &Value, input: &Value) -> String {
-    json!({
+/// What Codex 0.171 sends for "hello" (measured), schemas and texts shortened; newer models get no top-level `tools`.
+fn codex(tools: Option<&Value>, input: &Value) -> String {
+    let mut body = json!({
         "model": "gpt-test",
-        "instructions": "You are Codex, based on GPT-5.",
-        "input": input,
-        "tools": tools,
-        "tool_choice": "auto",
-        "parallel_tool_calls": true,
-        "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": false,
         "stream": true,
-        "include": ["reasoning.encrypted_content"],
+        "input": input,
+        "tool_choice": "auto",
+        "parallel_tool_calls": false,
+        "reasoning": null,
+        "store": false,
+        "include": [],
         "prompt_cache_key": "019e0000-0000-7000-8000-000000000000",
-        "text": {"verbosity": "low"},
         "client_metadata": {"originator": "codex_exec"},
-    })
-    .to_string()
+    });
+    if let Some(tools) = tools {
+        body["tools"] = tools.clone();
+    }
+    body.to_string()
 }
 
 #[test]
-fn codex_turns_may_be_sent_again() {
+fn codex_turns_may_be_sent_again_unless_the_provider_searches() {
     let words = |role: &str, text: &str| json!({"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]});
-    let tools = json!([
-        function("exec_command"),
-        function("write_stdin"),
-        function("update_plan"),
-        {"type": "custom", "name": "apply_patch", "description": "d", "format": {"type": "grammar", "syntax": "lark", "definition": "start: begin_patch"}},
-        {"type": "namespace", "name": "collaboration", "description": "d", "tools": [function("spawn_agent"), function("wait")]},
-        {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"type": "object"}},
-    ]);
-    let start = json!([
+    let names = |names: &[&str]| -> Vec<Value> { names.iter().map(|n| function(n)).collect() };
+    let start = [
         words("developer", "<permissions instructions>"),
         words("user", "<environment_context>"),
-        words("user", "hi")
-    ]);
-    assert!(safe(&codex(&tools, &start)));
-    let mut session = start.as_array().unwrap().clone();
+        words("user", "hello"),
+    ];
+    let mut tools = names(&["exec_command", "write_stdin", "update_plan", "request_user_input"]);
+    tools.push(
+        json!({"type": "namespace", "name": "collaboration", "description": "d",
+        "tools": names(&["spawn_agent", "send_input", "wait"])}),
+    );
+    tools.extend(names(&["view_image"]));
+    assert!(safe(&codex(Some(&json!(tools)), &json!(start))));
+    // Its default, `web_search = "cached"`.
+    let mut searching = tools.clone();
+    searching.push(json!({"type": "web_search", "external_web_access": false}));
+    assert!(!safe(&codex(Some(&json!(searching)), &json!(start))));
+
+    let mut session = start.to_vec();
     session.extend([
         json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}),
         json!({"type": "function_call", "name": "exec_command", "arguments": "{\"cmd\":\"ls\"}", "call_id": "call_1"}),
@@ -287,17 +291,28 @@ fn codex_turns_may_be_sent_again() {
             "tools": [{"type": "namespace", "name": "mcp__mail", "description": "d", "tools": [function("send")]}]}),
         json!({"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch", "call_id": "call_3"}),
     ]);
-    assert!(safe(&codex(&tools, &json!(session))));
-    // Where it sends its tools in front of the conversation.
-    session.insert(
-        0,
-        json!({"type": "additional_tools", "role": "developer", "tools": tools}),
-    );
-    assert!(safe(&codex(&json!([]), &json!(session))));
-    // With its web search on, the provider searches.
-    let mut searching = tools.as_array().unwrap().clone();
-    searching.push(json!({"type": "web_search", "external_web_access": true}));
-    assert!(!safe(&codex(&json!(searching), &start)));
+    tools.push(json!({"type": "tool_search", "execution": "client", "description": "d", "parameters": {"type": "object"}}));
+    assert!(safe(&codex(Some(&json!(tools)), &json!(session))));
+
+    // To newer models it sends its tools in front of the conversation.
+    let before = |more: Value| {
+        let mut namespaces = vec![
+            json!({"type": "namespace", "name": "shell", "description": "d", "tools": [
+                {"type": "custom", "name": "exec", "format": {"type": "text"}}, function("wait")]}),
+            json!({"type": "namespace", "name": "collaboration", "description": "d", "tools": names(&["spawn_agent"])}),
+        ];
+        namespaces.extend(more.as_array().cloned().unwrap_or_default());
+        let mut items = session.clone();
+        items.insert(
+            0,
+            json!({"type": "additional_tools", "role": "developer", "tools": namespaces}),
+        );
+        codex(None, &json!(items))
+    };
+    assert!(safe(&before(json!([]))));
+    assert!(!safe(&before(
+        json!([{"type": "web_search", "external_web_access": true}])
+    )));
 }
 
 #[test]
