@@ -175,7 +175,8 @@ impl RunBody {
                     source, hold, watch, ..
                 } => {
                     let polled = source.poll_data(cx);
-                    hold.waits(polled.is_pending());
+                    let waits = polled.is_pending() && !source.has_some();
+                    hold.waits(waits);
                     match polled {
                         Poll::Ready(Some(Ok(piece))) => {
                             watch.heard(piece.disposition);
@@ -183,7 +184,7 @@ impl RunBody {
                         }
                         Poll::Ready(Some(Err(e))) => Terminal::Error(e),
                         Poll::Ready(None) => Terminal::Complete { usage: None },
-                        Poll::Pending if source.has_some() => return Poll::Pending,
+                        Poll::Pending if !waits => return Poll::Pending,
                         Poll::Pending => {
                             let claim = std::task::ready!(watch.poll_stall(cx));
                             self.stall(claim);
