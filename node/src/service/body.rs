@@ -24,21 +24,52 @@ pub struct ResponseBody(Kind);
 
 enum Kind {
     Run(RunBody),
-    /// `Option`: the trailers, while the last line is on its way before them.
-    Events(RunBody, Option<HeaderMap>),
+    /// Boxed, so that a tunnel's body is no larger for it.
+    Events(Box<Events>),
     /// The node answered by itself; `bool`: the trailers went out.
     Failed(Terminal, bool),
     Whole(Option<Bytes>),
     Lines(Option<Pin<Box<dyn Stream<Item = Bytes> + Send>>>),
 }
 
+/// A run of the normalized path.
+struct Events {
+    run: RunBody,
+    /// While the last line is on its way before them.
+    trailers: Option<HeaderMap>,
+}
+
+impl Events {
+    fn terminal(&self) -> Option<&Terminal> {
+        self.run.terminal().filter(|_| self.trailers.is_none())
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
+        if let Some(trailers) = self.trailers.take() {
+            return Poll::Ready(Some(Frame::trailers(trailers)));
+        }
+        let Some(frame) = std::task::ready!(self.run.poll_frame(cx)) else {
+            return Poll::Ready(None);
+        };
+        Poll::Ready(Some(match (frame.into_trailers(), self.run.terminal()) {
+            (Ok(trailers), Some(terminal)) => {
+                self.trailers = Some(trailers);
+                Frame::data(Bytes::from(RunEvent::terminal(terminal).to_line()))
+            }
+            (Ok(trailers), None) => Frame::trailers(trailers),
+            (Err(frame), _) => frame,
+        }))
+    }
+}
+
 impl ResponseBody {
     /// The terminal, once it is known: after the trailers of a run, at once when the node answered by itself.
     pub fn terminal(&self) -> Option<&Terminal> {
         match &self.0 {
-            Kind::Run(run) | Kind::Events(run, None) => run.terminal(),
+            Kind::Run(run) => run.terminal(),
+            Kind::Events(events) => events.terminal(),
             Kind::Failed(terminal, _) => Some(terminal),
-            Kind::Events(_, Some(_)) | Kind::Whole(_) | Kind::Lines(_) => None,
+            Kind::Whole(_) | Kind::Lines(_) => None,
         }
     }
 
@@ -47,7 +78,7 @@ impl ResponseBody {
     }
 
     pub(crate) fn events(run: RunBody) -> Self {
-        Self(Kind::Events(run, None))
+        Self(Kind::Events(Box::new(Events { run, trailers: None })))
     }
 
     pub(crate) fn lines(lines: impl Stream<Item = Bytes> + Send + 'static) -> Self {
@@ -65,22 +96,7 @@ impl Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match &mut self.0 {
             Kind::Run(run) => run.poll_frame(cx).map(|f| f.map(Ok)),
-            Kind::Events(run, trailers) => {
-                if let Some(trailers) = trailers.take() {
-                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
-                }
-                let frame = std::task::ready!(run.poll_frame(cx));
-                let frame = match (frame.map(Frame::into_trailers), run.terminal()) {
-                    (Some(Ok(held)), Some(terminal)) => {
-                        *trailers = Some(held);
-                        Some(Frame::data(Bytes::from(RunEvent::terminal(terminal).to_line())))
-                    }
-                    (Some(Ok(held)), None) => Some(Frame::trailers(held)),
-                    (Some(Err(data)), _) => Some(data),
-                    (None, _) => None,
-                };
-                Poll::Ready(frame.map(Ok))
-            }
+            Kind::Events(events) => events.poll_frame(cx).map(|f| f.map(Ok)),
             Kind::Failed(terminal, sent) => {
                 let trailers =
                     (!std::mem::replace(sent, true)).then(|| Frame::trailers(terminal.to_trailers()));
@@ -102,8 +118,8 @@ impl Body for ResponseBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Run(run) | Kind::Events(run, None) => run.terminal().is_some(),
-            Kind::Events(_, Some(_)) => false,
+            Kind::Run(run) => run.terminal().is_some(),
+            Kind::Events(events) => events.terminal().is_some(),
             Kind::Failed(_, sent) => *sent,
             Kind::Whole(bytes) => bytes.is_none(),
             Kind::Lines(lines) => lines.is_none(),
