@@ -16,7 +16,7 @@ use iop_shared::openai::request::SplicedBody;
 use iop_shared::wire::COMMAND_PREFIX;
 use iop_shared::wire::command::{CapabilitiesResult, Command, CommandRequest};
 
-use super::overlay::Reading;
+use super::overlay::{Reading, Verdict};
 use super::service::Pool;
 use crate::link::{LinkError, Session};
 use crate::tasks;
@@ -42,7 +42,7 @@ impl Pool {
         (source, target): (EvidenceSource, &Arc<str>),
         bound: bool,
         reading: Option<Reading>,
-    ) {
+    ) -> Verdict {
         let verdict = {
             let mut state = self.state.lock();
             state
@@ -75,6 +75,7 @@ impl Pool {
         if verdict.changed() && verdict.to == ProviderHealth::Unavailable {
             self.recover(generation, provider.clone());
         }
+        verdict
     }
 
     /// Asks a lowered provider until it is raised or its generation is gone. Lowered once, asked by one task.
@@ -93,10 +94,13 @@ impl Pool {
                 if let Ok(Ok(result)) = answer {
                     let (bound, reading) = question.read(result.as_ref());
                     let about = (EvidenceSource::Probe, &question.target);
-                    pool.observe(generation, &provider, about, bound, reading);
-                }
-                if pool.question(generation, &provider).is_none() {
-                    return;
+                    // Whoever lowers it again starts a task of its own.
+                    if pool
+                        .observe(generation, &provider, about, bound, reading)
+                        .changed()
+                    {
+                        return;
+                    }
                 }
             }
         });
