@@ -22,6 +22,10 @@ use crate::run::task::RunBody;
 /// It never tells its length: a `content-length` on the link would reset the stream of a provider that lied.
 pub struct ResponseBody(Kind);
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every body is a run; a box would be one more allocation per request"
+)]
 enum Kind {
     Run(RunBody),
     /// Boxed, so that a tunnel's body is no larger for it.
