@@ -675,6 +675,46 @@ fn only_a_newer_exact_available_raises_a_lowered_provider() {
 }
 
 #[test]
+fn an_answer_about_a_target_that_is_advertised_no_more_raises_nobody() {
+    run(60, async {
+        let mut bench = Bench::start(&[provider("p", &["m", "n"], 2)]).await;
+        bench.refused("m", |t| text(&t.evidence("unavailable", 1))).await;
+        until_status(&bench.stack, "p", "unavailable", SOON).await;
+        bench.node.say(&advertisement("f1", &[provider("p", &["n"], 2)]));
+        eventually("the target is gone", SOON, || async {
+            let provider = bench.provider("p").await;
+            if provider["targets"] == json!(["n"]) {
+                Ok(())
+            } else {
+                Err(provider.to_string())
+            }
+        })
+        .await;
+        // A new advertisement on the same connection is no evidence.
+        assert_lowered(&bench.provider("p").await, Some(1));
+        let command = bench.node.command(FIRST_ASK).await;
+        assert_eq!(command.body["target"], "m");
+        let answer = command.capabilities("available", 2);
+        command.answer(200, answer.to_string());
+        let expected = rows(&[
+            ("stall/unavailable/applied", 1),
+            ("probe/available/rejected_binding", 1),
+        ]);
+        edge_rows(&bench.stack, EVIDENCE, &expected).await;
+        assert_lowered(&bench.provider("p").await, Some(1));
+        bench
+            .node
+            .say(&advertisement("f1", &[provider("p", &["m", "n"], 2)]));
+        let command = bench.node.command(NEXT_ASK).await;
+        let answer = command.capabilities("available", 3);
+        command.answer(200, answer.to_string());
+        until_status(&bench.stack, "p", "available", SOON).await;
+        assert_raised(&bench.provider("p").await, Some(3));
+        bench.assert_capacity("n", "p", 2).await;
+    });
+}
+
+#[test]
 fn a_stall_that_finds_the_provider_available_is_replayed_there_with_its_one_avoidance_spent() {
     run(60, async {
         let mut bench = Bench::start(&[provider("p", &["m"], 1)]).await;
