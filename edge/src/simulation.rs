@@ -385,7 +385,7 @@ impl Simulation {
         for (n, toml) in plan.nodes.iter().enumerate() {
             let id = NodeId::new(&format!("n{n}")).unwrap();
             let losses: Vec<&Loss> = plan.losses.iter().filter(|l| l.node == n).collect();
-            links.push(self.keep_linked(id, toml, losses));
+            links.push(self.keep_linked(id, toml, &losses));
         }
         let clients: Vec<_> = plan.requests.iter().map(|asking| self.client(asking)).collect();
         let all = async {
@@ -401,7 +401,7 @@ impl Simulation {
     }
 
     /// A node that dials, is lost and comes back as planned.
-    fn keep_linked(&self, id: NodeId, toml: &str, losses: Vec<&Loss>) -> JoinHandle<()> {
+    fn keep_linked(&self, id: NodeId, toml: &str, losses: &[&Loss]) -> JoinHandle<()> {
         let (links, toml) = (Arc::clone(&self.links), toml.to_owned());
         let mut losses: Vec<(Duration, Duration, bool)> =
             losses.iter().map(|l| (l.at, l.back_after, l.restarted)).collect();
@@ -439,9 +439,10 @@ impl Simulation {
         } else {
             ""
         };
-        let content = match endpoint {
-            Endpoint::Responses => r#""input":"hello""#,
-            _ => r#""messages":[{"role":"user","content":"hello"}]"#,
+        let content = if endpoint == Endpoint::Responses {
+            r#""input":"hello""#
+        } else {
+            r#""messages":[{"role":"user","content":"hello"}]"#
         };
         let body = format!(r#"{{"model":"m","stream":{stream},{content}{tools}}}"#);
         let path = format!("/v1/{}", endpoint.path());

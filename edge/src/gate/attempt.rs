@@ -219,12 +219,8 @@ impl Exchange {
         loop {
             match attempt.source.pull().await {
                 Pulled::Data(_) => {}
-                Pulled::Failed(error) => {
-                    return Err(match error.code {
-                        FailureCode::Capacity | FailureCode::Draining => Failed::Refused,
-                        _ => Failure::of_node(error).into(),
-                    });
-                }
+                Pulled::Failed(error) if is_refusal(error.code) => return Err(Failed::Refused),
+                Pulled::Failed(error) => return Err(Failure::of_node(error).into()),
                 Pulled::Complete | Pulled::Lost => return Err(Failure::node_lost().into()),
             }
         }
@@ -362,6 +358,11 @@ impl Exchange {
             None => Ok(()),
         }
     }
+}
+
+/// The node had no room, or takes no new work.
+fn is_refusal(code: FailureCode) -> bool {
+    matches!(code, FailureCode::Capacity | FailureCode::Draining)
 }
 
 /// A Responses stream whose first word is `response.failed`: the failure that it names, and its own events if nothing

@@ -240,9 +240,10 @@ pub(crate) fn result_of_status(status: StatusCode) -> AttemptResult {
 
 /// A 200 that is no answer is no success.
 fn result_of_unusable(status: StatusCode) -> AttemptResult {
-    match result_of_status(status) {
-        AttemptResult::Success => AttemptResult::Cut,
-        other => other,
+    if status.is_success() {
+        AttemptResult::Cut
+    } else {
+        result_of_status(status)
     }
 }
 

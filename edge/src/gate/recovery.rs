@@ -188,7 +188,8 @@ mod tests {
             },
             ..best()
         };
-        let mut open: Vec<(Eligibility, fn(&mut Facts))> = vec![
+        type Open = fn(&mut Facts);
+        let open: [(Eligibility, Open); 9] = [
             (Eligibility::NoOwner, |f| f.handoff = true),
             (Eligibility::PostCommit, |f| {
                 f.commit = CommitState::TransportUncommitted;
@@ -205,7 +206,7 @@ mod tests {
                 f.health = ProviderHealth::Available;
             }),
         ];
-        for (reason, open_it) in open.drain(..) {
+        for (reason, open_it) in open {
             assert_eq!(decide(&facts).eligibility, reason);
             open_it(&mut facts);
         }

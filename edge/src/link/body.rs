@@ -14,13 +14,13 @@ use super::session::LinkError;
 pub struct NodeBody(Kind);
 
 enum Kind {
-    Embedded(iop_node::ResponseBody),
+    Embedded(Box<iop_node::ResponseBody>),
     Link(Incoming),
 }
 
 impl From<iop_node::ResponseBody> for NodeBody {
     fn from(body: iop_node::ResponseBody) -> Self {
-        Self(Kind::Embedded(body))
+        Self(Kind::Embedded(Box::new(body)))
     }
 }
 
@@ -39,7 +39,9 @@ impl Body for NodeBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, LinkError>>> {
         match &mut self.0 {
-            Kind::Embedded(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            Kind::Embedded(body) => Pin::new(&mut **body)
+                .poll_frame(cx)
+                .map_err(|never| match never {}),
             Kind::Link(body) => Pin::new(body).poll_frame(cx).map_err(|_| LinkError::Lost),
         }
     }

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use crate::error::ApiError;
 
 /// Members that ask for what a run cannot give, unless they are empty.
-const CHAT_REFUSED: &[&str] = &["tools", "functions", "web_search_options", "audio", "logprobs"];
+const CHAT_REFUSED: &[&str] = &["tools", "functions", "audio", "logprobs"];
 const RESPONSES_REFUSED: &[&str] = &[
     "tools",
     "previous_response_id",
@@ -114,6 +114,10 @@ fn malformed(param: impl Into<Cow<'static, str>>, what: &str) -> ApiError {
 
 fn chat(body: &Members<'_>) -> Result<Vec<Message>, ApiError> {
     body.refuse(CHAT_REFUSED)?;
+    // An empty object asks for a search with everything at its default.
+    if body.get("web_search_options").is_some() {
+        return Err(not_carried("web_search_options"));
+    }
     if let Some(n) = body.get("n")
         && n.get() != "1"
     {

@@ -282,7 +282,12 @@ async fn the_embedded_node_is_a_session_like_any_other() {
         .ok()
         .unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
-    let pool = Pool::new(settings.models, settings.queue, settings.ejection, Arc::clone(&metrics));
+    let pool = Pool::new(
+        settings.models,
+        settings.queue,
+        settings.ejection,
+        Arc::clone(&metrics),
+    );
     let node = iop_node::Node::new(NodeId::embedded(), &settings.providers, metrics.registry()).unwrap();
     let links = Links::new(Arc::clone(&pool));
     links.embed(node.clone());
