@@ -253,6 +253,7 @@ impl Exchange {
             }
         }
         attempt.guard.committed();
+        attempt.lease.proven();
         self.guard.first_token(Instant::now());
         let ids = [
             relay.response_id(),
@@ -294,6 +295,9 @@ impl Exchange {
                 let id = leading_response_id(&prefix).filter(|_| self.asked.endpoint == Endpoint::Responses);
                 self.remember([id.as_deref(), None, None], &attempt.lease);
                 attempt.guard.committed();
+                if head.status.is_success() {
+                    attempt.lease.proven();
+                }
                 return Ok(Read::Long(head, prefix));
             }
         }

@@ -36,7 +36,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// A cut counts, for it is told only where no content came before it. `now` is asked where it matters.
+    /// G36 counts connect errors, 5xx and 429; `now` is asked where it matters.
     pub(super) fn of(
         result: AttemptResult,
         retry_after: Option<Duration>,
@@ -44,11 +44,11 @@ impl Told {
     ) -> Self {
         let word = match result {
             AttemptResult::Success => Word::Success,
-            AttemptResult::ConnectError
-            | AttemptResult::Http5xx
-            | AttemptResult::RateLimited
-            | AttemptResult::Cut => Word::Failure { at: now() },
+            AttemptResult::ConnectError | AttemptResult::Http5xx | AttemptResult::RateLimited => {
+                Word::Failure { at: now() }
+            }
             AttemptResult::Http4xx
+            | AttemptResult::Cut
             | AttemptResult::ResponseStalled
             | AttemptResult::FirstContentTimeout
             | AttemptResult::NodeLost
@@ -135,7 +135,15 @@ impl Ejection {
         }
     }
 
-    /// A place comes back. `others`: whether another candidate of the model is eligible; the last one is not ejected. Gives the time at which who waits should be looked at again.
+    /// The trial's answer has begun: that is its success, however long the answer takes.
+    pub(super) fn prove(&mut self, pass: Pass) {
+        if self.until.is_some() && pass == Pass::Trial(self.number) {
+            (self.failures, self.row, self.until, self.trial) = (0, 0, None, false);
+        }
+    }
+
+    /// A place comes back. `others`: whether another candidate of the model is eligible; the last one is not ejected.
+    /// Gives the time at which who waits should be looked at again.
     pub(super) fn settle(
         &mut self,
         pass: Pass,

@@ -11,7 +11,7 @@ use iop_shared::wire::terminal::StallFailure;
 use prometheus::IntGauge;
 use tokio::time::Instant;
 
-use super::ejection::Told;
+use super::ejection::{Pass, Told};
 use super::grant::Place;
 use super::overlay::Reading;
 use super::route::Model;
@@ -142,6 +142,13 @@ impl Lease {
     pub fn tell(&mut self, result: AttemptResult, retry_after: Option<Duration>) {
         if let End::Released(told) = &mut self.end {
             told.get_or_insert_with(|| Told::of(result, retry_after, || Instant::now().into_std()));
+        }
+    }
+
+    /// The answer has begun: a half-open trial is decided by that, not by how long the answer takes (G36).
+    pub fn proven(&self) {
+        if matches!(self.place.pass, Pass::Trial(_)) {
+            self.pool.prove(&self.place);
         }
     }
 

@@ -247,6 +247,11 @@ impl Pool {
         }
     }
 
+    pub(super) fn prove(self: &Arc<Self>, place: &Place) {
+        self.state.lock().table.prove(place);
+        self.pump();
+    }
+
     /// Gives free places to who waits. Wakes outside the lock: a waiter that left drops its lease, which comes back here.
     pub(super) fn pump(self: &Arc<Self>) {
         let now = Instant::now().into_std();

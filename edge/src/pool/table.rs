@@ -220,6 +220,16 @@ impl<S: Clone> Table<S> {
         None
     }
 
+    /// What was given as a trial has begun to answer.
+    pub(super) fn prove(&mut self, place: &Place) {
+        if let Some(target) = self
+            .slot_of(place.generation, &place.provider)
+            .and_then(|slot| slot.target_mut(&place.target))
+        {
+            target.ejection.prove(place.pass);
+        }
+    }
+
     /// Gives the overlay one piece of evidence. What a probe says holds only while its target is mapped there.
     pub(super) fn observe(
         &mut self,

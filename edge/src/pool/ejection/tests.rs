@@ -40,7 +40,7 @@ fn each_result_says_one_thing() {
     for result in AttemptResult::ALL {
         let want = match result.as_str() {
             "success" => Word::Success,
-            "connect_error" | "http_5xx" | "rate_limited" | "cut" => Word::Failure { at: now },
+            "connect_error" | "http_5xx" | "rate_limited" => Word::Failure { at: now },
             _ => Word::Nothing,
         };
         assert_eq!(Told::of(*result, None, || now).word, want, "{result}");
@@ -259,7 +259,7 @@ proptest! {
                         "success" if !open || of_this => {
                             (failures, in_a_row, open, trial) = (0, 0, false, None);
                         }
-                        "connect_error" | "http_5xx" | "rate_limited" | "cut" if !open || is_trial => {
+                        "connect_error" | "http_5xx" | "rate_limited" if !open || is_trial => {
                             failures += 1;
                             open = failures >= 3 && others;
                             if open {
@@ -284,4 +284,33 @@ proptest! {
             prop_assert_eq!(e.ejected_until(now), ejections.last().copied().filter(|end| open && *end > now));
         }
     }
+}
+
+#[test]
+fn a_trial_whose_answer_has_begun_is_no_longer_one() {
+    let now = Instant::now();
+    let mut ejection = Ejection::default();
+    for _ in 0..RULES.consecutive {
+        let failed = Told::of(AttemptResult::Http5xx, None, || now);
+        ejection.settle(Pass::Plain, failed, &RULES, true);
+    }
+    let later = now + RULES.max;
+    let pass = ejection.admit(later);
+    assert!(matches!(pass, Pass::Trial(_)));
+    assert_eq!(ejection.standing(later), Standing::Ejected);
+    ejection.prove(Pass::Plain);
+    assert_eq!(ejection.standing(later), Standing::Ejected);
+    ejection.prove(pass);
+    assert_eq!(
+        (ejection.standing(later), ejection.admit(later)),
+        (Standing::Open, Pass::Plain)
+    );
+    // What becomes of that answer counts as any other's end.
+    ejection.settle(
+        pass,
+        Told::of(AttemptResult::Http5xx, None, || later),
+        &RULES,
+        true,
+    );
+    assert_eq!(ejection.standing(later), Standing::Open);
 }
