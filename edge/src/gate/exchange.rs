@@ -43,6 +43,8 @@ pub(crate) struct Exchange {
     tried: Vec<ProviderKey>,
     /// 004 `AllowAvoidedProviderFallback`.
     same_allowed: bool,
+    /// The last one stalled and is proven available: once another has failed too, it is as good as any.
+    last_proven: bool,
     started: Instant,
     /// Time spent waiting for a provider, which counts against no budget.
     queued: Duration,
@@ -118,6 +120,7 @@ impl Exchange {
             attempts: Attempts::default(),
             tried: Vec::new(),
             same_allowed: false,
+            last_proven: false,
             started: Instant::now(),
             queued: Duration::ZERO,
             cycle,
@@ -170,8 +173,7 @@ impl Exchange {
                 }
                 Err(Failed::By(failure)) => {
                     since = None;
-                    self.tried.retain(|tried| *tried != provider);
-                    self.tried.push(provider);
+                    self.avoid(provider, &failure);
                     if !self.follows(&failure, replay) {
                         return *failure.last;
                     }
@@ -192,6 +194,19 @@ impl Exchange {
             avoid: &self.tried,
             allow_avoided: self.same_allowed,
         }
+    }
+
+    /// Each provider is asked once, but for those that a probe proved available after their stall; the last one is
+    /// avoided in any case.
+    fn avoid(&mut self, provider: ProviderKey, failure: &Failure) {
+        if self.last_proven {
+            self.tried.pop();
+        }
+        self.tried.retain(|tried| *tried != provider);
+        self.tried.push(provider);
+        self.last_proven = failure
+            .stall
+            .is_some_and(|s| s.observation.handoff && s.observation.health == ProviderHealth::Available);
     }
 
     /// Whether another attempt follows a failed one. `replay`: its provider allows that.
