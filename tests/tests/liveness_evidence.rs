@@ -766,6 +766,10 @@ fn whoever_is_proven_available_may_be_asked_again_once_nobody_else_is_left() {
             (200, Some("3"))
         );
         assert_ne!(asked[0], asked[1], "the other one first");
+        assert_eq!(
+            asked[2], asked[0],
+            "never the one that stalled last, where another will do"
+        );
         let cycles = rows(&[("provider_tunnel/available/transport_uncommitted/eligible", 2)]);
         edge_rows(&bench.stack, ELIGIBILITY, &cycles).await;
         edge_rows(

@@ -67,20 +67,15 @@ impl Told {
 pub(super) enum Standing {
     /// Like any other; after an ejection its next request is the trial.
     Open,
-    /// Nobody is sent there, and it ends within `SOON`.
+    /// Only where nobody else is left; it ends within `SOON`, and a replay waits for that.
     CoolsSoon,
     /// Only where nobody else is left.
     Ejected,
-    /// Nobody is sent there.
+    /// The same, and it lasts.
     Cooling,
 }
 
 impl Standing {
-    /// Whether a place is given there at all.
-    pub(super) fn admits(self) -> bool {
-        matches!(self, Standing::Open | Standing::Ejected)
-    }
-
     /// Whether it will do for a request that can be sent elsewhere, full or not.
     pub(super) fn eligible(self) -> bool {
         matches!(self, Standing::Open | Standing::CoolsSoon)
@@ -123,7 +118,7 @@ impl Ejection {
         }
     }
 
-    /// A place is given; nobody gives one to a target that cools.
+    /// A place is given.
     pub(super) fn admit(&mut self, now: Instant) -> Pass {
         match self.until {
             None => Pass::Plain,

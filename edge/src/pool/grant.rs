@@ -193,7 +193,8 @@ impl<S: Clone> Table<S> {
                     scratch.clear();
                 }
             }
-            if slot.has_room() && standing.admits() {
+            // A first attempt goes to the best there is; another one only where it may do better.
+            if slot.has_room() && (standing == Standing::Open || want.avoid.is_empty()) {
                 scratch.choices.push(Choice {
                     priority: candidate.priority,
                     weight: candidate.weight,
