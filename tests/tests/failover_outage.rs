@@ -164,12 +164,15 @@ async fn ejected(shape: Shape) {
             for n in 0..30 {
                 let cell = cells[n % cells.len()];
                 let seen = bench.ask(cell).await;
-                seen.assert_clean(cell, &bench.of_second(cell), if n < 5 { 2 } else { 1 });
+                let asked = if n < 5 || route.name == "reset" { 2 } else { 1 };
+                seen.assert_clean(cell, &bench.of_second(cell), asked);
                 failed += seen.attempts() - 1;
             }
-            assert_eq!(failed, 5, "{}", cells[0].route);
-            let primary = if cells[0].route == "refused" { 0 } else { 5 };
-            bench.assert_counts(cells[0], primary, 30);
+            // A connection that was made and broke is no connect error: it is replayed and ejects nobody (G36).
+            let ejected_after = if route.name == "reset" { 30 } else { 5 };
+            assert_eq!(failed, ejected_after, "{}", route.name);
+            let seen = if route.name == "refused" { 0 } else { ejected_after };
+            bench.assert_counts(cells[0], seen, 30);
         }
     });
     futures_util::future::join_all(asking).await;
@@ -180,7 +183,7 @@ async fn ejected(shape: Shape) {
         .filter_map(|p| p["id"].as_str())
         .map(|id| id.rsplit('/').next().unwrap_or(id))
         .collect();
-    let mut expected = vec!["a-429", "a-503", "a-reset", "a-refused"];
+    let mut expected = vec!["a-429", "a-503", "a-refused"];
     expected.sort_unstable();
     let mut out = out;
     out.sort_unstable();

@@ -43,7 +43,7 @@ pub(crate) struct Exchange {
     tried: Vec<ProviderKey>,
     /// 004 `AllowAvoidedProviderFallback`.
     same_allowed: bool,
-    /// The last one stalled and is proven available: once another has failed too, it is as good as any.
+    /// The last one stalled, and is proven available.
     last_proven: bool,
     started: Instant,
     /// Time spent waiting for a provider, which counts against no budget.
@@ -196,17 +196,18 @@ impl Exchange {
         }
     }
 
-    /// Each provider is asked once, but for those that a probe proved available after their stall; the last one is
-    /// avoided in any case.
+    /// Each provider is asked once. A stall that finds its provider available may be followed by another attempt there;
+    /// then one that stalled before in the same way is the better choice.
     fn avoid(&mut self, provider: ProviderKey, failure: &Failure) {
-        if self.last_proven {
+        let proven = failure
+            .stall
+            .is_some_and(|s| s.observation.handoff && s.observation.health == ProviderHealth::Available);
+        if proven && self.last_proven {
             self.tried.pop();
         }
         self.tried.retain(|tried| *tried != provider);
         self.tried.push(provider);
-        self.last_proven = failure
-            .stall
-            .is_some_and(|s| s.observation.handoff && s.observation.health == ProviderHealth::Available);
+        self.last_proven = proven;
     }
 
     /// Whether another attempt follows a failed one. `replay`: its provider allows that.
