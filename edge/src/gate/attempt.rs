@@ -202,7 +202,8 @@ impl Exchange {
         };
         let (parts, body) = response.map_err(|_| Failure::node_lost())?.into_parts();
         if parts.headers.get(wire_headers::ORIGIN) == Some(&wire_headers::ORIGIN_PROVIDER) {
-            return Ok(match rendered {
+            // A refusal comes as the provider wrote it.
+            return Ok(match rendered.filter(|_| parts.status.is_success()) {
                 None => {
                     attempt.source = Source::new(body);
                     head::Head::of_provider(parts)
@@ -340,11 +341,7 @@ impl Exchange {
     /// A JSON endpoint's 200 has to be JSON, and must not be an error in disguise (G58).
     fn check_json(&self, head: &head::Head, body: &Bytes) -> Result<(), Failure> {
         let encoded = head.headers.contains_key(header::CONTENT_ENCODING);
-        let starts_as_json = body
-            .iter()
-            .find(|b| !b.is_ascii_whitespace())
-            .is_some_and(|b| matches!(b, b'{' | b'['));
-        if !starts_as_json && !encoded {
+        if !encoded && !looks_whole(body) {
             return Err(Failure::unusable(
                 "The provider's answer is not JSON.",
                 head.status,
@@ -362,6 +359,11 @@ impl Exchange {
             None => Ok(()),
         }
     }
+}
+
+/// Begins and ends as a JSON document does: what was cut, or is something else, does not.
+fn looks_whole(body: &[u8]) -> bool {
+    matches!(body.trim_ascii(), [b'{', .., b'}'] | [b'[', .., b']'])
 }
 
 /// The node had no room, or takes no new work.

@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -51,9 +52,11 @@ enum Kind {
     Live(Box<Live>),
     Long(Box<Long>),
     Opened(Box<Opened>),
+    /// `None` in the channel is the end; a channel that closes without it broke off.
     Pumped {
-        frames: mpsc::Receiver<Result<Bytes, Aborted>>,
+        frames: mpsc::Receiver<Result<Option<Bytes>, Aborted>>,
         length: Option<u64>,
+        over: bool,
     },
 }
 
@@ -120,9 +123,16 @@ impl GateBody {
             // A client that left takes no more: the permit fails at once, also while the provider is silent.
             let left = pieces.clone();
             let moving = async {
-                while let Some(frame) = body.frame().await {
-                    let piece = frame.map(|f| f.into_data().unwrap_or_default());
-                    if pieces.send_timeout(piece, write_timeout).await.is_err() {
+                loop {
+                    let piece = match body.frame().await {
+                        None => Ok(None),
+                        Some(frame) => frame.map(|f| Some(f.into_data().unwrap_or_default())),
+                    };
+                    let last = !matches!(piece, Ok(Some(_)));
+                    let limit = body
+                        .write_limit()
+                        .map_or(write_timeout, |half| half.min(write_timeout));
+                    if pieces.send_timeout(piece, limit).await.is_err() || last {
                         break;
                     }
                 }
@@ -132,12 +142,35 @@ impl GateBody {
                 () = left.closed() => {}
             }
         });
-        Self(Kind::Pumped { frames, length })
+        Self(Kind::Pumped {
+            frames,
+            length,
+            over: false,
+        })
     }
 
-    pub(super) fn opened(running: Pin<Box<dyn Future<Output = Ended> + Send>>, pace: Pace) -> Self {
+    /// How long a client may take nothing, by its attempt's stall timeout: half of it (link.md, rule 1).
+    fn write_limit(&self) -> Option<Duration> {
+        let attempt = match &self.0 {
+            Kind::Live(live) => live.attempt.as_ref(),
+            Kind::Long(long) => long.attempt.as_ref(),
+            Kind::Opened(opened) => match &opened.then {
+                Some(Then::Live(live)) => live.attempt.as_ref(),
+                Some(Then::Said(_)) | None => None,
+            },
+            Kind::Full { .. } | Kind::Pumped { .. } => None,
+        };
+        attempt.map(|a| a.lease.stall_timeout() / 2)
+    }
+
+    pub(super) fn opened(
+        running: Pin<Box<dyn Future<Output = Ended> + Send>>,
+        model: Arc<str>,
+        pace: Pace,
+    ) -> Self {
         Self(Kind::Opened(Box::new(Opened {
             running: Some(running),
+            model,
             pace,
             then: None,
             greeted: false,
@@ -168,7 +201,12 @@ impl Body for GateBody {
             Kind::Live(live) => ready!(live.poll(cx)),
             Kind::Long(long) => ready!(long.poll(cx)),
             Kind::Opened(opened) => ready!(opened.poll(cx)),
-            Kind::Pumped { frames, .. } => ready!(frames.poll_recv(cx)).transpose(),
+            Kind::Pumped { over: true, .. } => Ok(None),
+            Kind::Pumped { frames, over, .. } => {
+                let next = ready!(frames.poll_recv(cx)).unwrap_or(Err(Aborted));
+                *over = !matches!(next, Ok(Some(_)));
+                next
+            }
         };
         Poll::Ready(next.transpose().map(|r| r.map(Frame::data)))
     }
@@ -314,17 +352,29 @@ impl Live {
         let Some(mut attempt) = self.attempt.take() else {
             return;
         };
-        attempt.settle(AttemptResult::Success);
-        attempt
-            .guard
-            .usage(self.relay.usage(), UsageCompleteness::Complete);
         let failed = kind == TerminalKind::Failed || self.relay.failed_in_band();
-        self.guard.settle(if failed {
+        self.finish(&mut attempt, failed);
+        let_end(attempt, cx);
+    }
+
+    /// The provider's message is complete. `failed`: it says itself that its answer is none.
+    fn finish(&mut self, attempt: &mut Attempt, failed: bool) {
+        let outcome = if failed {
+            // What a provider reports after content is no word on whether to ask it again.
+            attempt.guard.settle(AttemptResult::Http5xx);
             Outcome::ProviderError
         } else {
+            attempt.settle(AttemptResult::Success);
             Outcome::Success
-        });
-        let_end(attempt, cx);
+        };
+        // A Responses stream tells its usage with its failure; a Chat stream's error is all that comes.
+        let completeness = if failed && self.dialect != Dialect::Responses {
+            UsageCompleteness::Incomplete
+        } else {
+            UsageCompleteness::Complete
+        };
+        attempt.guard.usage(self.relay.usage(), completeness);
+        self.guard.settle(outcome);
     }
 
     /// The provider's part is over without a terminal event (G22, G56).
@@ -333,18 +383,7 @@ impl Live {
             return;
         };
         match self.relay.finish(clean) {
-            Ok(Closing::Complete) => {
-                attempt.settle(AttemptResult::Success);
-                attempt
-                    .guard
-                    .usage(self.relay.usage(), UsageCompleteness::Complete);
-                let failed = self.relay.failed_in_band();
-                self.guard.settle(if failed {
-                    Outcome::ProviderError
-                } else {
-                    Outcome::Success
-                });
-            }
+            Ok(Closing::Complete) => self.finish(&mut attempt, self.relay.failed_in_band()),
             closing @ (Ok(Closing::ErrorEvent | Closing::Abort) | Err(_)) => {
                 attempt.guard.settle(result);
                 attempt
@@ -492,6 +531,8 @@ fn let_end(mut attempt: Attempt, cx: &mut Context<'_>) {
 /// A stream opened by keep-alive: comments while the request is still running, then its answer in-band (G53).
 struct Opened {
     running: Option<Pin<Box<dyn Future<Output = Ended> + Send>>>,
+    /// The public name.
+    model: Arc<str>,
     pace: Pace,
     then: Option<Then>,
     greeted: bool,
@@ -541,7 +582,7 @@ impl Opened {
             }
             Answer::Whole { head, body } => {
                 guard.settle(outcome_of_status(head.status));
-                closing::late_answer(dialect, head.status, &body)
+                closing::late_answer(dialect, &self.model, head.status, &body)
             }
             Answer::FailedStream { events, .. } => {
                 guard.settle(Outcome::ProviderError);
@@ -549,15 +590,15 @@ impl Opened {
             }
             Answer::Long { head, prefix, .. } => {
                 guard.settle(outcome_of_status(head.status));
-                closing::late_answer(dialect, head.status, &prefix)
+                closing::late_answer(dialect, &self.model, head.status, &prefix)
             }
             Answer::InBand { status, object } => {
                 guard.settle(outcome_of_status(status));
-                closing::late_object(dialect, &object)
+                closing::late_object(dialect, &self.model, &object)
             }
             Answer::Own(error) => {
                 guard.settle(error.kind.outcome());
-                closing::late_error(dialect, error.kind, &error.message)
+                closing::late_error(dialect, &self.model, error.kind, &error.message)
             }
         };
         Then::Said(Some(words))

@@ -54,10 +54,10 @@ impl Said {
     }
 }
 
-/// After a keep-alive opening: nothing of the provider has been sent.
-pub(super) fn late_error(dialect: Dialect, kind: ErrorKind, message: &str) -> Bytes {
+/// After a keep-alive opening: nothing of the provider has been sent. `model` is the public name.
+pub(super) fn late_error(dialect: Dialect, model: &str, kind: ErrorKind, message: &str) -> Bytes {
     match dialect {
-        Dialect::Responses => created_and_failed(kind.as_str(), message),
+        Dialect::Responses => created_and_failed(model, kind.as_str(), message),
         Dialect::Chat | Dialect::Completions | Dialect::Other => {
             chat_error_event(kind.as_str(), message, kind.openai_type())
         }
@@ -65,11 +65,12 @@ pub(super) fn late_error(dialect: Dialect, kind: ErrorKind, message: &str) -> By
 }
 
 /// After a keep-alive opening: the provider answered with a status; its own error object travels in-band.
-pub(super) fn late_answer(dialect: Dialect, status: StatusCode, body: &Bytes) -> Bytes {
+pub(super) fn late_answer(dialect: Dialect, model: &str, status: StatusCode, body: &Bytes) -> Bytes {
     match error_in_body(Dialect::Chat, body) {
-        Some(error) => late_object(dialect, &error.raw),
+        Some(error) => late_object(dialect, model, &error.raw),
         None => late_error(
             dialect,
+            model,
             ErrorKind::ProviderError,
             &format!("The provider answered with status {}.", status.as_u16()),
         ),
@@ -77,11 +78,11 @@ pub(super) fn late_answer(dialect: Dialect, status: StatusCode, body: &Bytes) ->
 }
 
 /// After a keep-alive opening: a provider's error object.
-pub(super) fn late_object(dialect: Dialect, object: &Bytes) -> Bytes {
+pub(super) fn late_object(dialect: Dialect, model: &str, object: &Bytes) -> Bytes {
     match dialect {
         Dialect::Responses => {
             let said = Said::of(object);
-            created_and_failed(said.code(), &said.message)
+            created_and_failed(model, said.code(), &said.message)
         }
         Dialect::Chat | Dialect::Completions | Dialect::Other => {
             let mut out = BytesMut::with_capacity(object.len() + 32);
@@ -99,12 +100,12 @@ pub(super) fn late_object(dialect: Dialect, object: &Bytes) -> Bytes {
     }
 }
 
-fn created_and_failed(code: &str, message: &str) -> Bytes {
+fn created_and_failed(model: &str, code: &str, message: &str) -> Bytes {
     let id = format!("resp_{}", uuid::Uuid::now_v7().simple());
     let created_at = created_at();
     let mut out = BytesMut::new();
-    out.put(responses_created_event(&id, "", created_at, 0));
-    out.put(responses_failed_event(&id, "", created_at, 1, code, message));
+    out.put(responses_created_event(&id, model, created_at, 0));
+    out.put(responses_failed_event(&id, model, created_at, 1, code, message));
     out.freeze()
 }
 

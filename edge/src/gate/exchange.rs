@@ -39,11 +39,11 @@ pub(crate) struct Exchange {
     pub(super) asked: Box<Asked>,
     pub(super) guard: RequestGuard,
     attempts: Attempts,
-    /// Providers that were asked already, the last one last (004 `AvoidProviderID`).
+    /// Providers that were asked already (004 `AvoidProviderID`); the last may be taken again where that is allowed.
     tried: Vec<ProviderKey>,
     /// 004 `AllowAvoidedProviderFallback`.
     same_allowed: bool,
-    /// The last one stalled, and is proven available.
+    /// The last of them stalled, and is proven available.
     last_proven: bool,
     started: Instant,
     /// Time spent waiting for a provider, which counts against no budget.
@@ -135,6 +135,10 @@ impl Exchange {
         self.attempts.clone()
     }
 
+    pub(super) fn model(&self) -> Arc<str> {
+        Arc::clone(&self.asked.model.name)
+    }
+
     /// Runs the request to an answer.
     pub(crate) async fn run(mut self) -> Ended {
         let answer = self.answer().await;
@@ -153,7 +157,10 @@ impl Exchange {
         loop {
             let asked_at = Instant::now();
             let acquired = self.app.pool.acquire(self.ask(since)).await;
-            self.queued += asked_at.elapsed();
+            // Waiting for the one that said when to come back is no queue.
+            if !self.same_allowed {
+                self.queued += asked_at.elapsed();
+            }
             let lease = match acquired {
                 Ok(lease) => lease,
                 Err(refused) => {
@@ -196,17 +203,16 @@ impl Exchange {
         }
     }
 
-    /// Each provider is asked once. A stall that finds its provider available may be followed by another attempt there;
-    /// then one that stalled before in the same way is the better choice.
+    /// Each provider is asked once. A stall that finds its provider available may be followed by another attempt there,
+    /// should no other be left; then one that stalled before in the same way is the better choice.
     fn avoid(&mut self, provider: ProviderKey, failure: &Failure) {
         let proven = failure
             .stall
             .is_some_and(|s| s.observation.handoff && s.observation.health == ProviderHealth::Available);
-        if proven && self.last_proven {
-            self.tried.pop();
-        }
         self.tried.retain(|tried| *tried != provider);
-        self.tried.push(provider);
+        let earlier = proven && self.last_proven && !self.tried.is_empty();
+        let place = self.tried.len() - usize::from(earlier);
+        self.tried.insert(place, provider);
         self.last_proven = proven;
     }
 
@@ -227,7 +233,9 @@ impl Exchange {
             budget: self.attempts.get() < gate.max_attempts && elapsed < gate.max_elapsed,
             snapshot: self.asked.snapshot_bytes() <= gate.snapshot_bytes,
             allowed: replay && (failure.cause != Cause::NodeLost || gate.on_node_lost == OnNodeLost::Replay),
-            comes_back: failure.retry_after.is_some(),
+            comes_back: failure
+                .retry_after
+                .is_some_and(|after| elapsed.saturating_add(after) < gate.max_elapsed),
             prospects: self.app.pool.prospects(&self.ask(None)),
         };
         let decision = decide(&facts);

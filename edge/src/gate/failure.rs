@@ -256,8 +256,9 @@ pub(crate) fn is_retryable(status: StatusCode) -> bool {
 pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: &HeaderName| headers.get(name)?.to_str().ok().map(str::trim);
     let number = |text: &str| text.parse::<f64>().ok();
-    if let Some(ms) = text(&RETRY_AFTER_MS).and_then(number) {
-        return Duration::try_from_secs_f64(ms / 1000.0).ok();
+    let ms = text(&RETRY_AFTER_MS).and_then(number);
+    if let Some(after) = ms.and_then(|ms| Duration::try_from_secs_f64(ms / 1000.0).ok()) {
+        return Some(after);
     }
     let value = text(&header::RETRY_AFTER)?;
     match number(value) {
@@ -297,6 +298,8 @@ mod tests {
         both.insert("retry-after", HeaderValue::from_static("9"));
         both.insert("retry-after-ms", HeaderValue::from_static("5"));
         assert_eq!(retry_after(&both, now), Some(Duration::from_millis(5)));
+        both.insert("retry-after-ms", HeaderValue::from_static("-1"));
+        assert_eq!(retry_after(&both, now), Some(Duration::from_secs(9)));
     }
 
     #[test]

@@ -16,6 +16,9 @@ use crate::pool::Prospects;
 use crate::http::request_id::RequestId;
 use crate::metrics::{EndpointLabel, Metrics, UsageCompleteness};
 
+/// By so long after its limit a node has claimed the stall: its clock runs beside the provider, ours behind the link.
+const CLAIMED: Duration = Duration::from_millis(100);
+
 /// Counts one request. Dropped without `settle`, its client left (G60).
 pub(crate) struct RequestGuard {
     metrics: Arc<Metrics>,
@@ -163,7 +166,7 @@ impl AttemptGuard {
         self.result.is_none()
             && self
                 .stall_limit
-                .is_some_and(|limit| self.progressed.elapsed() >= limit)
+                .is_some_and(|limit| self.progressed.elapsed() >= limit + CLAIMED)
             && !std::thread::panicking()
     }
 }

@@ -42,12 +42,13 @@ pub(crate) async fn serve(exchange: Exchange) -> Response<GateBody> {
         return answer(exchange.run().await, interval);
     };
     let attempts = exchange.attempts();
+    let model = exchange.model();
     let mut running = Box::pin(exchange.run());
     tokio::select! {
         biased;
         ended = &mut running => answer(ended, interval),
         () = tokio::time::sleep(open_after) => {
-            let mut response = Response::new(GateBody::opened(running, Pace::new(interval, Instant::now())));
+            let mut response = Response::new(GateBody::opened(running, model, Pace::new(interval, Instant::now())));
             let headers = response.headers_mut();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

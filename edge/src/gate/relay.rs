@@ -83,9 +83,10 @@ pub(crate) struct Relay {
     tail_bytes: usize,
     /// Part of the current event has left already.
     inside_event: bool,
-    /// The dialect's events seen, as `sequence_number` counts them.
+    /// Events with data.
     events: u64,
-    first_sequence: Option<u64>,
+    /// The last `sequence_number` that went by.
+    sequence: Option<u64>,
     response_id: Option<String>,
     model: Option<String>,
     conversation: Option<String>,
@@ -122,7 +123,7 @@ impl Relay {
             tail_bytes: 0,
             inside_event: false,
             events: 0,
-            first_sequence: None,
+            sequence: None,
             response_id: None,
             model: None,
             conversation: None,
@@ -179,7 +180,8 @@ impl Relay {
 
     /// The `sequence_number` that a synthesized event would carry (G16).
     pub(crate) fn next_sequence(&self) -> u64 {
-        self.first_sequence.unwrap_or(0) + self.events
+        // A provider that numbers nothing is counted for.
+        self.sequence.map_or(self.events, |last| last.saturating_add(1))
     }
 
     /// The next piece that may leave. Call only after `Forward` or `End`.
@@ -277,8 +279,10 @@ impl Relay {
             return Fate::Pass;
         };
         let name = event.name.as_deref();
-        if self.dialect == Dialect::Responses && self.first_sequence.is_none() {
-            self.first_sequence = sequence_number(data);
+        if self.dialect == Dialect::Responses
+            && let Some(number) = sequence_number(data)
+        {
+            self.sequence = Some(number);
         }
         self.events += 1;
         if self.state == State::Committed {

@@ -48,7 +48,13 @@ pub(super) async fn run(node: &Inner, scope: &Arc<Scope>, request: RunRequest) -
     };
     match task::dispatch(guard, ask).await {
         Ok(answer) => {
-            let mut response = answer.map(ResponseBody::events);
+            // A refusal is the provider's own words, as on a tunnel.
+            let made = if answer.status().is_success() {
+                ResponseBody::events
+            } else {
+                ResponseBody::run
+            };
+            let mut response = answer.map(made);
             response
                 .headers_mut()
                 .insert(headers::ORIGIN, headers::ORIGIN_PROVIDER);

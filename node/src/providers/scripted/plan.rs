@@ -204,12 +204,8 @@ pub(super) fn tunnel(api: Api, script: &Script, body: &[u8], facts: &Facts<'_>) 
 /// The plan for one normalized run. It has no status to refuse with, so that it fails before its head.
 pub(super) fn run(script: &Script, messages: &[Message], facts: &Facts<'_>) -> VecDeque<Step> {
     let faults = Faults::of(script, facts);
-    if faults.status.is_some() {
-        let mut steps = Steps(VecDeque::new());
-        steps.wait(script.first_delay.0);
-        let error = NodeError::new(FailureCode::ProviderUnavailable, "this failure is scripted");
-        steps.0.push_back(Step::Fail(error));
-        return steps.0;
+    if let Some(status) = faults.status {
+        return refusal(script, status);
     }
     let says = Says::Text(pieces(&script.reply, script.chunks));
     let prompt_bytes = messages.iter().map(|m| m.content.len()).sum();

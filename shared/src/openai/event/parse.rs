@@ -1,6 +1,9 @@
 //! The few members of an event that matter, borrowed as they are; the rest is skipped.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
+use memchr::memmem::Finder;
 use serde_json::value::RawValue;
 
 use super::{CommittedFacts, Dialect, EventKind, InBandError, TerminalKind, may_hold_error};
@@ -344,7 +347,14 @@ pub fn leading_response_id(beginning: &[u8]) -> Option<String> {
     (id.starts_with("resp_") && !id.contains('\\')).then(|| id.to_owned())
 }
 
-/// The `sequence_number` of a Responses event.
+/// The `sequence_number` of a Responses event, found without reading the rest: inside a string its quotes are escaped.
 pub fn sequence_number(data: &[u8]) -> Option<u64> {
-    read(data, ["sequence_number"])?[0]?.get().parse().ok()
+    static KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"sequence_number\""));
+    let at = KEY.find(data)? + KEY.needle().len();
+    let value = data[at..]
+        .trim_ascii_start()
+        .strip_prefix(b":")?
+        .trim_ascii_start();
+    let digits = value.iter().take_while(|b| b.is_ascii_digit()).count();
+    std::str::from_utf8(&value[..digits]).ok()?.parse().ok()
 }
