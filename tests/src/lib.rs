@@ -10,6 +10,7 @@ pub mod config;
 pub mod fake_node;
 pub mod faults;
 pub mod fixtures;
+pub mod http2;
 pub mod liveness;
 pub mod metrics;
 pub mod openai_like;

@@ -71,9 +71,11 @@ fn the_quick_start_works_as_written() {
         })
         .await
         .unwrap();
-        let [whole, stream, said] = &answers[..] else {
-            panic!("two commands and a program: {answers:?}")
+        let [whole, stream, recovered, said] = &answers[..] else {
+            panic!("three commands and a program: {answers:?}")
         };
+        assert!(recovered.contains("x-iop-attempts: 2"), "{recovered}");
+        assert!(recovered.trim_end().ends_with("data: [DONE]"), "{recovered}");
         let whole: Value = serde_json::from_str(whole).unwrap();
         let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
         assert!(text.contains("Hello from iop"), "{text}");

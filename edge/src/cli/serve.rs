@@ -188,7 +188,7 @@ impl Ready {
 
 fn demonstration(http: SocketAddr) -> String {
     format!(
-        "No edge.toml here: this is a demonstration with scripted models (demo, demo-tools, demo-slow, demo-busy), \
+        "No edge.toml here: this is a demonstration with scripted models (demo, demo-tools, demo-slow, demo-busy, demo-recovery), \
          open on loopback only.\nTry it:\n\n  curl -N http://{http}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\":\"demo\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n"
     )

@@ -251,3 +251,94 @@ fn a_preamble_committed_by_its_size_still_tells_the_id() {
     assert_eq!(feed(&mut r, &whole[80..]), Step::Forward);
     assert_eq!((r.response_id(), r.next_sequence()), (Some("resp_1"), 1));
 }
+
+/// The number that an event after these events would carry, and whether it can follow.
+fn next_after(events: &[&str]) -> u64 {
+    let mut r = Relay::new(Dialect::Responses, 1, false, 1 << 18);
+    for event in events {
+        feed(&mut r, &bytes(&[event]));
+    }
+    assert_eq!(r.finish(false), Ok(Closing::ErrorEvent));
+    r.next_sequence()
+}
+
+#[test]
+fn what_is_said_last_carries_the_number_after_the_providers_last() {
+    let delta = |more: &str| format!(r#"data: {{"type":"response.output_text.delta","delta":"a"{more}}}"#);
+    let numbered = |n: u64| delta(&format!(r#","sequence_number":{n}"#));
+    let ping = r#"data: {"type":"keepalive"}"#;
+    let some = [
+        delta(""),
+        numbered(0),
+        numbered(1),
+        numbered(2),
+        numbered(5),
+        numbered(u64::MAX),
+    ];
+    let [bare, zero, one, two, five, largest] = some.each_ref().map(String::as_str);
+    for (events, next) in [
+        (vec![zero, one, two], 3),
+        (vec![one, two], 3),
+        // What has no number takes none.
+        (vec![zero, ping, one, ping], 2),
+        (vec![ping, ping, zero], 1),
+        (vec![ping, one, bare, bare], 2),
+        (vec![zero, ": comment", "event: ping", one], 2),
+        // Gaps stay gaps.
+        (vec![zero, two, five], 6),
+        (vec![two, ping, five, ping, ping], 6),
+        // A stream without numbers is counted for.
+        (vec![bare], 1),
+        (vec![bare, ping, bare], 3),
+        // The largest number has none after it.
+        (vec![largest], u64::MAX),
+    ] {
+        assert_eq!(next_after(&events), next, "{events:?}");
+    }
+}
+
+#[test]
+fn a_number_is_found_wherever_it_stands_and_never_in_a_text() {
+    let start = r#"data: {"type":"response.output_text.delta","delta":"a","sequence_number":3}"#;
+    for (event, next) in [
+        (
+            r#"{"sequence_number":7,"type":"response.output_text.delta","delta":"a"}"#,
+            8,
+        ),
+        (
+            r#"{"type":"response.output_text.delta","delta":"a" , "sequence_number" : 7 }"#,
+            8,
+        ),
+        (
+            "{\"type\":\"response.output_text.delta\",\ndata: \"sequence_number\":\t7,\ndata: \"delta\":\"a\"}",
+            8,
+        ),
+        (
+            r#"{"type":"response.output_text.delta","delta":"\"sequence_number\":9","sequence_number":7}"#,
+            8,
+        ),
+        (
+            r#"{"type":"response.output_text.delta","delta":"\"sequence_number\":9"}"#,
+            4,
+        ),
+        (
+            r#"{"type":"response.output_text.delta","delta":"sequence_number: 9"}"#,
+            4,
+        ),
+        (
+            r#"{"type":"response.output_text.delta","delta":"a","sequence_number":null}"#,
+            4,
+        ),
+        (
+            r#"{"type":"response.output_text.delta","delta":"a","sequence_number":"9"}"#,
+            4,
+        ),
+        (
+            r#"{"type":"response.output_text.delta","delta":"a","sequence_number":-9}"#,
+            4,
+        ),
+    ] {
+        let event = format!("data: {event}");
+        assert_eq!(next_after(&[start, &event]), next, "{event}");
+    }
+}
