@@ -277,7 +277,10 @@ impl Exchange {
         let mut more = BytesMut::new();
         loop {
             match attempt.source.pull().await {
-                Pulled::Data(chunk) if first.is_empty() && more.is_empty() => first = chunk,
+                Pulled::Data(chunk) if first.is_empty() && more.is_empty() => {
+                    attempt.guard.progress(Instant::now());
+                    first = chunk;
+                }
                 Pulled::Data(chunk) => {
                     attempt.guard.progress(Instant::now());
                     if more.is_empty() {
