@@ -299,46 +299,25 @@ fn what_is_said_last_carries_the_number_after_the_providers_last() {
 
 #[test]
 fn a_number_is_found_wherever_it_stands_and_never_in_a_text() {
-    let start = r#"data: {"type":"response.output_text.delta","delta":"a","sequence_number":3}"#;
-    for (event, next) in [
+    let event = |members: &str| format!(r#"data: {{"type":"response.output_text.delta",{members}}}"#);
+    let start = event(r#""delta":"a","sequence_number":3"#);
+    for (members, next) in [
+        (r#""sequence_number":7,"delta":"a""#, 8),
+        (r#""delta":"a" , "sequence_number" : 7 "#, 8),
+        ("\ndata: \"sequence_number\":\t7,\ndata: \"delta\":\"a\"", 8),
+        (r#""delta":"\"sequence_number\":9","sequence_number":7"#, 8),
+        (r#""delta":"sequence_number","sequence_number":7"#, 8),
         (
-            r#"{"sequence_number":7,"type":"response.output_text.delta","delta":"a"}"#,
+            r#""delta":"a","item":{"sequence_number":"9"},"sequence_number":7"#,
             8,
         ),
-        (
-            r#"{"type":"response.output_text.delta","delta":"a" , "sequence_number" : 7 }"#,
-            8,
-        ),
-        (
-            "{\"type\":\"response.output_text.delta\",\ndata: \"sequence_number\":\t7,\ndata: \"delta\":\"a\"}",
-            8,
-        ),
-        (
-            r#"{"type":"response.output_text.delta","delta":"\"sequence_number\":9","sequence_number":7}"#,
-            8,
-        ),
-        (
-            r#"{"type":"response.output_text.delta","delta":"\"sequence_number\":9"}"#,
-            4,
-        ),
-        (
-            r#"{"type":"response.output_text.delta","delta":"sequence_number: 9"}"#,
-            4,
-        ),
-        (
-            r#"{"type":"response.output_text.delta","delta":"a","sequence_number":null}"#,
-            4,
-        ),
-        (
-            r#"{"type":"response.output_text.delta","delta":"a","sequence_number":"9"}"#,
-            4,
-        ),
-        (
-            r#"{"type":"response.output_text.delta","delta":"a","sequence_number":-9}"#,
-            4,
-        ),
+        (r#""delta":"\"sequence_number\":9""#, 4),
+        (r#""delta":"sequence_number: 9""#, 4),
+        (r#""delta":"sequence_number""#, 4),
+        (r#""delta":"a","sequence_number":null"#, 4),
+        (r#""delta":"a","sequence_number":"9""#, 4),
+        (r#""delta":"a","sequence_number":-9"#, 4),
     ] {
-        let event = format!("data: {event}");
-        assert_eq!(next_after(&[start, &event]), next, "{event}");
+        assert_eq!(next_after(&[&start, &event(members)]), next, "{members}");
     }
 }

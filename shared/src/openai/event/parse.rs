@@ -350,11 +350,13 @@ pub fn leading_response_id(beginning: &[u8]) -> Option<String> {
 /// The `sequence_number` of a Responses event, found without reading the rest: inside a string its quotes are escaped.
 pub fn sequence_number(data: &[u8]) -> Option<u64> {
     static KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"sequence_number\""));
-    let at = KEY.find(data)? + KEY.needle().len();
-    let value = data[at..]
-        .trim_ascii_start()
-        .strip_prefix(b":")?
-        .trim_ascii_start();
-    let digits = value.iter().take_while(|b| b.is_ascii_digit()).count();
-    std::str::from_utf8(&value[..digits]).ok()?.parse().ok()
+    // A text that is this name has no colon after it.
+    KEY.find_iter(data).find_map(|at| {
+        let value = data[at + KEY.needle().len()..]
+            .trim_ascii_start()
+            .strip_prefix(b":")?
+            .trim_ascii_start();
+        let digits = value.iter().take_while(|b| b.is_ascii_digit()).count();
+        std::str::from_utf8(&value[..digits]).ok()?.parse().ok()
+    })
 }
