@@ -118,13 +118,14 @@ enum Read {
 }
 
 impl Exchange {
-    /// Makes one attempt.
-    pub(super) async fn attempt(&mut self, lease: Lease) -> Result<Answer, Failed> {
+    /// Makes one attempt, that begins now.
+    pub(super) async fn attempt(&mut self, lease: Lease, now: Instant) -> Result<Answer, Failed> {
         let guard = AttemptGuard::new(
             self.app.metrics.clone(),
             self.asked.makes_state,
             lease.execution_path(),
             lease.stall_timeout(),
+            now,
         );
         let limit = lease.first_content_timeout();
         let mut attempt = Attempt::new(lease, guard, self.asked.run_id);

@@ -154,12 +154,13 @@ impl Exchange {
         let mut since = None;
         // What the last failed attempt leaves for the client, should no other come about.
         let mut last: Option<Box<Answer>> = None;
+        let mut asked_at = self.started;
         loop {
-            let asked_at = Instant::now();
             let acquired = self.app.pool.acquire(self.ask(since)).await;
+            let begun = Instant::now();
             // Waiting for the one that said when to come back is no queue.
             if !self.same_allowed {
-                self.queued += asked_at.elapsed();
+                self.queued += begun.saturating_duration_since(asked_at);
             }
             let lease = match acquired {
                 Ok(lease) => lease,
@@ -172,7 +173,7 @@ impl Exchange {
             self.cycle.resolved(RecoveryResult::Redispatched);
             let provider = lease.provider().clone();
             let replay = lease.replay();
-            match self.attempt(lease).await {
+            match self.attempt(lease, begun).await {
                 Ok(answer) => return answer,
                 Err(Failed::Refused) => {
                     self.attempts.take_back();
@@ -187,6 +188,7 @@ impl Exchange {
                     last = Some(failure.last);
                 }
             }
+            asked_at = Instant::now();
         }
     }
 

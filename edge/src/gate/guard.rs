@@ -129,6 +129,7 @@ impl AttemptGuard {
         counts_usage: bool,
         path: ExecutionPath,
         stall_limit: Duration,
+        now: Instant,
     ) -> Self {
         Self {
             metrics,
@@ -137,7 +138,7 @@ impl AttemptGuard {
             usage: None,
             path,
             stall_limit: Some(stall_limit),
-            progressed: Instant::now(),
+            progressed: now,
         }
     }
 
