@@ -1,36 +1,30 @@
 //! The HTTP client towards one provider: a thin door, so that the library behind it can be another.
 //!
 //! Decides what an error means (no connection, or a connection that broke); follows no redirect, asks no proxy,
-//! decodes nothing, retries nothing but what was never sent on a pooled connection (gateway.md §11).
+//! decodes nothing, retries nothing but what was never sent on a pooled connection (gateway.md §11). Its connections are
+//! its own: an attempt holds one from before its head to the end of its body, and whoever lets go early closes it.
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::future::Future;
-use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Once;
-use std::task::{Context, Poll};
+use std::sync::{Arc, Once};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, Uri};
+use http::header::{HOST, HeaderMap, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{Method, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector, capture_connection};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use tower::Service;
 
-use super::hold::{Hold, Holding};
+use self::connection::{Connection, Dialer};
+use self::pool::Pool;
+use super::hold::Hold;
 use crate::service::BoxError;
 
-/// uvicorn closes after 5 s; a pool must be quicker than the server (link.md, Stale connections).
-const POOL_IDLE: Duration = Duration::from_secs(4);
-
-/// What a provider answers with.
-pub(crate) type ClientBody = Incoming;
+mod connection;
+mod pool;
 
 /// Why a call has no head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,74 +46,85 @@ pub(crate) struct ClientError {
 }
 
 impl ClientError {
-    fn new(error: &legacy::Error) -> Self {
-        let mut root: &dyn StdError = error;
-        let mut upload = false;
+    /// The innermost error names the cause.
+    fn new(kind: ClientErrorKind, error: &(dyn StdError + 'static)) -> Self {
+        let mut root = error;
         while let Some(next) = root.source() {
-            upload |= next.is::<UploadFailed>();
             root = next;
         }
-        let kind = if error.is_connect() {
-            ClientErrorKind::Connect
-        } else if upload {
-            ClientErrorKind::Upload
-        } else {
-            ClientErrorKind::Cut
-        };
-        // The innermost error names the cause.
         Self {
             kind,
             text: root.to_string(),
         }
     }
+
+    /// Of a request that was given to a connection.
+    fn sent(error: &hyper::Error) -> Self {
+        let mut next: Option<&dyn StdError> = Some(error);
+        while let Some(error) = next {
+            if error.is::<UploadFailed>() {
+                return Self::new(ClientErrorKind::Upload, error);
+            }
+            next = error.source();
+        }
+        Self::new(ClientErrorKind::Cut, error)
+    }
 }
 
 /// An address of a provider, parsed once. A path is taken literally: nothing in it is resolved.
 #[derive(Debug, Clone)]
-pub(crate) struct Target(Uri);
+pub(crate) struct Target {
+    /// Scheme and authority: whom to connect to.
+    origin: Arc<Uri>,
+    /// What the request line says: path and query.
+    path: Uri,
+    /// Name, and port where it is not the scheme's own; no user and no password.
+    host: HeaderValue,
+}
 
 impl Target {
     pub(crate) fn parse(url: &str) -> Option<Self> {
         let url = Uri::try_from(url).ok()?;
-        let fits =
-            matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|h| !h.is_empty());
-        fits.then_some(Self(url))
+        let name = url.host().filter(|h| !h.is_empty())?;
+        let own_port = match url.scheme_str() {
+            Some("http") => 80,
+            Some("https") => 443,
+            Some(_) | None => return None,
+        };
+        let host = match url.port_u16().filter(|port| *port != own_port) {
+            Some(port) => HeaderValue::try_from(format!("{name}:{port}")),
+            None => HeaderValue::from_str(name),
+        };
+        let host = host.ok()?;
+        let mut parts = url.into_parts();
+        let path = parts.path_and_query.replace(PathAndQuery::from_static("/"))?;
+        Some(Self {
+            origin: Arc::new(Uri::from_parts(parts).ok()?),
+            // Without a path it is the root's; `PathAndQuery` alone would keep it empty.
+            path: if path == "/" {
+                Uri::default()
+            } else {
+                Uri::from(path)
+            },
+            host,
+        })
     }
 }
 
-type Connector = Bounded<HttpsConnector<HttpConnector>>;
-
 /// The client of one provider, with its own pool.
-#[derive(Debug, Clone)]
-pub(crate) struct Client(legacy::Client<Connector, SendBody>);
+pub(crate) struct Client {
+    dialer: Dialer,
+    pool: Arc<Pool<Connection>>,
+}
 
 impl Client {
     /// `connect_timeout` covers name, TCP and TLS together.
     pub(crate) fn new(connect_timeout: Duration) -> Self {
         install_crypto();
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        let tls = match HttpsConnectorBuilder::new().with_native_roots() {
-            Ok(tls) => tls,
-            Err(error) => {
-                // Plain HTTP needs none; an https:// provider will say so itself.
-                tracing::warn!(%error, "no root certificates on this machine: https:// providers cannot be verified");
-                let none =
-                    rustls::ClientConfig::builder().with_root_certificates(rustls::RootCertStore::empty());
-                HttpsConnectorBuilder::new().with_tls_config(none.with_no_client_auth())
-            }
-        };
-        let connector = Bounded {
-            inner: tls.https_or_http().enable_http1().wrap_connector(tcp),
-            bound: connect_timeout,
-        };
-        let client = legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .timer(TokioTimer::new())
-            .pool_idle_timeout(POOL_IDLE)
-            .build(connector);
-        Self(client)
+        Self {
+            dialer: Dialer::new(connect_timeout),
+            pool: Arc::default(),
+        }
     }
 
     /// Sends one request and resolves at the response's head. Dropping the future or the body closes the connection.
@@ -130,7 +135,10 @@ impl Client {
         headers: HeaderMap,
         body: SendBody,
     ) -> Result<Response<ClientBody>, ClientError> {
-        self.request(request(method, to, headers, body)).await
+        let mut hold = Hold::default();
+        let answer = self.send_held(method, to, headers, body, &mut hold).await;
+        hold.waits(false);
+        answer
     }
 
     /// The same, and tells at any time which connection it holds.
@@ -142,137 +150,90 @@ impl Client {
         body: SendBody,
         hold: &mut Hold,
     ) -> Result<Response<ClientBody>, ClientError> {
-        let mut request = request(method, to, headers, body);
-        hold.ask(capture_connection(&mut request));
-        let mut answer = self.request(request).await?;
-        if let Some(held) = answer.extensions_mut().remove() {
-            hold.take(held);
-        }
-        Ok(answer)
-    }
-
-    async fn request(&self, request: Request<SendBody>) -> Result<Response<ClientBody>, ClientError> {
-        self.0.request(request).await.map_err(|e| ClientError::new(&e))
-    }
-}
-
-fn request(method: Method, to: Target, headers: HeaderMap, body: SendBody) -> Request<SendBody> {
-    let mut request = Request::new(body);
-    *request.method_mut() = method;
-    *request.uri_mut() = to.0;
-    *request.headers_mut() = headers;
-    request
-}
-
-/// A connector that takes no longer than its bound, handshakes included.
-#[derive(Debug, Clone)]
-struct Bounded<C> {
-    inner: C,
-    bound: Duration,
-}
-
-impl<C> Service<Uri> for Bounded<C>
-where
-    C: Service<Uri>,
-    C::Future: Send + 'static,
-    C::Response: 'static,
-    C::Error: Into<BoxError>,
-{
-    type Response = Watched<C::Response>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
-    }
-
-    fn call(&mut self, to: Uri) -> Self::Future {
-        let (connecting, bound) = (self.inner.call(to), self.bound);
-        Box::pin(async move {
-            match tokio::time::timeout(bound, connecting).await {
-                Ok(connected) => connected.map(Watched::new).map_err(Into::into),
-                Err(_) => Err("no connection within connect_timeout".into()),
+        let Target { origin, path, host } = to;
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = path;
+        *request.headers_mut() = headers;
+        request.headers_mut().entry(HOST).or_insert(host);
+        loop {
+            let idle = self.pool.take(|connection| connection.fitness(&origin));
+            let reused = idle.is_some();
+            let mut connection = match idle {
+                Some(connection) => connection,
+                None => self
+                    .dialer
+                    .connect(&origin)
+                    .await
+                    .map_err(|e| ClientError::new(ClientErrorKind::Connect, &*e))?,
+            };
+            hold.take(connection.held());
+            let mut failed = match connection.send(request).await {
+                Ok(answer) => {
+                    return Ok(answer.map(|body| ClientBody::new(body, connection, Arc::clone(&self.pool))));
+                }
+                Err(failed) => failed,
+            };
+            match failed.take_message() {
+                // The pooled connection was closed before any of the request was written to it.
+                Some(unsent) if reused => request = unsent,
+                Some(_) | None => return Err(ClientError::sent(failed.error())),
             }
-        })
-    }
-}
-
-/// A connection whose end can be seen, and brought about, by whoever holds it.
-struct Watched<C> {
-    /// Closed first, told next: fields are dropped in this order.
-    io: C,
-    holding: Holding,
-}
-
-impl<C> Watched<C> {
-    fn new(io: C) -> Self {
-        Self {
-            io,
-            holding: Holding::new(),
+            *hold = Hold::default();
         }
     }
 }
 
-impl<C> Watched<C> {
-    /// A peer that takes nothing is waited for only while somebody wants the connection.
-    fn sent<T>(&self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if polled.is_ready() {
-            self.holding.flows();
-            return polled;
+/// What a provider answers with. It holds its connection, and gives it back at its end; dropped before, it closes it.
+pub(crate) struct ClientBody {
+    body: Incoming,
+    of: Option<(Connection, Arc<Pool<Connection>>)>,
+}
+
+impl ClientBody {
+    fn new(body: Incoming, connection: Connection, pool: Arc<Pool<Connection>>) -> Self {
+        let mut this = Self {
+            body,
+            of: Some((connection, pool)),
+        };
+        if this.body.is_end_stream() {
+            this.give_back();
         }
-        self.holding
-            .poll_blocked(cx)
-            .map(|()| Err(io::ErrorKind::ConnectionAborted.into()))
+        this
+    }
+
+    fn give_back(&mut self) {
+        if let Some((connection, pool)) = self.of.take()
+            && !connection.is_closed()
+        {
+            pool.put(connection);
+        }
     }
 }
 
-impl<C> Connection for Watched<C> {
-    fn connected(&self) -> Connected {
-        Connected::new().extra(self.holding.held())
-    }
-}
+impl Body for ClientBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
 
-impl<C: Read + Unpin> Read for Watched<C> {
-    fn poll_read(
+    fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<C: Write + Unpin> Write for Watched<C> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.sent(cx, polled)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.io).poll_flush(cx);
-        self.sent(cx, polled)
-    }
-
-    /// A goodbye that does not fit into the socket (TLS) is not waited for: a peer that reads nothing would hold the
-    /// connection for ever.
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match Pin::new(&mut self.io).poll_shutdown(cx) {
-            Poll::Ready(done) => Poll::Ready(done),
-            Poll::Pending => Poll::Ready(Ok(())),
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        match &polled {
+            Some(Ok(frame)) if !frame.is_trailers() && !self.body.is_end_stream() => {}
+            Some(Ok(_)) | None => self.give_back(),
+            Some(Err(_)) => self.of = None,
         }
+        Poll::Ready(polled)
     }
 
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.sent(cx, polled)
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -370,3 +331,6 @@ where
         self.0.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests;

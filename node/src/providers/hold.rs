@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
-use hyper_util::client::legacy::connect::{CaptureConnection, Connected};
 use tokio_util::sync::CancellationToken;
 
 /// The connection does not wait for its peer to take anything.
@@ -91,33 +90,16 @@ impl Held {
 /// until a peer that does not read has taken all of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Hold {
-    on: On,
+    /// `None`: nothing was taken yet.
+    on: Option<Held>,
     /// Output was asked for last and there was none, or the call has no head yet: what is held serves this attempt.
     waits: bool,
 }
 
-#[derive(Debug, Default)]
-enum On {
-    /// Nothing was taken yet.
-    #[default]
-    Nothing,
-    /// A connection was asked for; which one is known when there is one.
-    Asked(CaptureConnection),
-    Held(Held),
-    /// A connection that cannot be watched.
-    Unseen,
-}
-
 impl Hold {
-    /// The call asks for a connection.
-    pub(crate) fn ask(&mut self, capture: CaptureConnection) {
-        self.on = On::Asked(capture);
-        self.waits = true;
-    }
-
     /// This is what the call has got.
     pub(crate) fn take(&mut self, held: Held) {
-        self.on = On::Held(held);
+        self.on = Some(held);
         self.waits = true;
     }
 
@@ -129,24 +111,9 @@ impl Hold {
     /// Lets go, and resolves when the node holds nothing of the provider any more. To be called after the call or body
     /// was dropped: one that never got a connection gets none then.
     pub(crate) async fn end(mut self) {
-        match self.settle() {
-            On::Nothing | On::Asked(_) => {}
-            On::Held(held) => {
-                held.cut();
-                held.0.gone.cancelled().await;
-            }
-            On::Unseen => std::future::pending().await,
-        }
-    }
-
-    /// What is held after all; nothing from then on.
-    fn settle(&mut self) -> On {
-        match std::mem::take(&mut self.on) {
-            On::Asked(capture) => match &*capture.connection_metadata() {
-                None => On::Nothing,
-                Some(connected) => of(connected).map_or(On::Unseen, On::Held),
-            },
-            on @ (On::Nothing | On::Held(_) | On::Unseen) => on,
+        if let Some(held) = self.on.take() {
+            held.cut();
+            held.0.gone.cancelled().await;
         }
     }
 }
@@ -154,17 +121,11 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.waits
-            && let On::Held(held) = self.settle()
+            && let Some(held) = &self.on
         {
             held.cut();
         }
     }
-}
-
-fn of(connected: &Connected) -> Option<Held> {
-    let mut extras = http::Extensions::new();
-    connected.get_extras(&mut extras);
-    extras.remove()
 }
 
 #[cfg(test)]
@@ -225,15 +186,6 @@ mod tests {
         assert!(blocked(&holding).is_ready());
     }
 
-    #[test]
-    fn a_connection_asked_for_and_never_made_holds_nothing() {
-        let mut hold = Hold::default();
-        hold.ask(hyper_util::client::legacy::connect::capture_connection(
-            &mut http::Request::new(()),
-        ));
-        assert!(hold.end().now_or_never().is_some());
-    }
-
     #[tokio::test]
     async fn a_client_that_leaves_does_not_wait_for_a_peer_that_never_reads() {
         let stub = Stub::start().await;
@@ -249,9 +201,7 @@ mod tests {
                 () = stub.arrived(1) => {}
             }
         }
-        let On::Held(held) = hold.settle() else {
-            panic!("{hold:?}")
-        };
+        let held = hold.on.take().unwrap();
         // The request was dropped; its connection still has to get rid of what it had taken of it.
         while held.0.sending.load(Ordering::Acquire) != BLOCKED {
             tokio::task::yield_now().await;
