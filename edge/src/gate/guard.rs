@@ -213,3 +213,6 @@ impl Drop for AttemptGuard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
