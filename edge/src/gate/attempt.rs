@@ -184,7 +184,11 @@ impl Exchange {
                 if is_retryable(head.status) {
                     head.forbid_client_retry();
                 }
-                self.read_whole(head, json, attempt).await?
+                let refused = head.status.is_client_error() && !is_retryable(head.status);
+                self.read_whole(head, json, attempt).await.map_err(|failure| {
+                    // The provider has judged the request, whatever becomes of its words (G59).
+                    if refused { failure.final_word() } else { failure }
+                })?
             }
         })
     }
@@ -242,6 +246,7 @@ impl Exchange {
                     Step::Hold => attempt.guard.progress(Instant::now()),
                     Step::Fail(refusal) => return Err(Failure::of_refusal(refusal)),
                     Step::End(TerminalKind::Failed) if relay.early_failure().is_some() => {
+                        attempt.guard.usage(relay.usage(), UsageCompleteness::Complete);
                         return Err(failed_stream(head, &mut relay));
                     }
                     Step::Forward | Step::End(_) => break,
@@ -389,5 +394,6 @@ fn failed_stream(head: head::Head, relay: &mut Relay) -> Failure {
         events.extend_from_slice(&piece);
     }
     let events = events.freeze();
-    Failure::answered(status, None, Answer::FailedStream { head, events })
+    let answer = Answer::FailedStream { head, events, status };
+    Failure::answered(status, None, answer)
 }

@@ -309,6 +309,7 @@ impl Live {
                 self.end(kind, cx);
             }
             if let Some(piece) = self.relay.next_out() {
+                self.pace.last = self.last_content;
                 return Poll::Ready(Ok(Some(piece)));
             }
             let Some(attempt) = self.attempt.as_mut() else {
@@ -321,7 +322,7 @@ impl Live {
                 Poll::Ready(Pulled::Data(chunk)) => {
                     let now = Instant::now();
                     self.guard.token_gap(self.last_content, now);
-                    (self.last_content, self.pace.last) = (now, now);
+                    self.last_content = now;
                     if let Step::Fail(_) = self.relay.feed(&chunk) {
                         self.close(false, AttemptResult::Cut, ErrorKind::ProviderDisconnected, CUT);
                     }
@@ -584,11 +585,16 @@ impl Opened {
                 guard.settle(outcome_of_status(head.status));
                 closing::late_answer(dialect, &self.model, head.status, &body)
             }
-            Answer::FailedStream { events, .. } => {
-                guard.settle(Outcome::ProviderError);
+            Answer::FailedStream { events, status, .. } => {
+                guard.settle(outcome_of_status(status));
                 events
             }
-            Answer::Long { head, prefix, .. } => {
+            Answer::Long {
+                head,
+                prefix,
+                mut attempt,
+            } => {
+                attempt.settle(result_of_status(head.status));
                 guard.settle(outcome_of_status(head.status));
                 closing::late_answer(dialect, &self.model, head.status, &prefix)
             }

@@ -30,6 +30,8 @@ use crate::pool::{Ask, Refused};
 
 /// `Retry-After` of a full or timed-out queue.
 const BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// A provider's own `Retry-After` is waited for up to this long; a longer wait is the client's, who knows its patience.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// `Retry-After` where no provider is there at all.
 const ABSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -83,10 +85,11 @@ pub(crate) enum Answer {
         head: head::Head,
         body: Bytes,
     },
-    /// A stream that said nothing but that it failed: its events, complete.
+    /// A stream that said nothing but that it failed: its events, complete; `status`: what the failure stands for.
     FailedStream {
         head: head::Head,
         events: Bytes,
+        status: StatusCode,
     },
     /// A body too large to hold: what was read, and the rest.
     Long {
@@ -100,6 +103,31 @@ pub(crate) enum Answer {
         object: Bytes,
     },
     Own(ApiError),
+}
+
+impl Answer {
+    /// What stays of it while another attempt is made: no place at a provider. Of a body too large to hold, its status.
+    fn kept(self) -> Self {
+        match self {
+            Answer::Long { head, .. } => Answer::InBand {
+                status: head.status,
+                object: status_object(head.status),
+            },
+            other @ (Answer::Stream { .. }
+            | Answer::Whole { .. }
+            | Answer::FailedStream { .. }
+            | Answer::InBand { .. }
+            | Answer::Own(_)) => other,
+        }
+    }
+}
+
+/// An error object for a provider's status whose own words are not at hand.
+fn status_object(status: StatusCode) -> Bytes {
+    Bytes::from(format!(
+        r#"{{"message":"The provider answered with status {}.","type":"server_error","param":null,"code":"provider_error"}}"#,
+        status.as_u16()
+    ))
 }
 
 /// An answer and what it takes to finish it.
@@ -153,20 +181,17 @@ impl Exchange {
     async fn answer(&mut self) -> Answer {
         let mut since = None;
         // What the last failed attempt leaves for the client, should no other come about.
-        let mut last: Option<Box<Answer>> = None;
+        let mut last: Option<Answer> = None;
         let mut asked_at = self.started;
         loop {
             let acquired = self.app.pool.acquire(self.ask(since)).await;
             let begun = Instant::now();
-            // Waiting for the one that said when to come back is no queue.
-            if !self.same_allowed {
-                self.queued += begun.saturating_duration_since(asked_at);
-            }
+            self.queued += begun.saturating_duration_since(asked_at);
             let lease = match acquired {
                 Ok(lease) => lease,
                 Err(refused) => {
                     self.cycle.resolved(RecoveryResult::NotSelected);
-                    return last.map_or_else(|| Answer::Own(refusal(refused)), |answer| *answer);
+                    return last.unwrap_or_else(|| Answer::Own(refusal(refused)));
                 }
             };
             self.attempts.begin();
@@ -182,10 +207,17 @@ impl Exchange {
                 Err(Failed::By(failure)) => {
                     since = None;
                     self.avoid(provider, &failure);
-                    if !self.follows(&failure, replay) {
+                    let plan = self.follows(&failure, replay);
+                    if plan == Plan::Answer {
                         return *failure.last;
                     }
-                    last = Some(failure.last);
+                    // Gives back whatever place it still holds.
+                    last = Some(failure.last.kept());
+                    self.same_allowed =
+                        matches!(plan, Plan::Same { .. } | Plan::Elsewhere { fallback: true });
+                    if let (Plan::Same { paused: true }, Some(pause)) = (plan, failure.retry_after) {
+                        tokio::time::sleep(pause).await;
+                    }
                 }
             }
             asked_at = Instant::now();
@@ -218,8 +250,8 @@ impl Exchange {
         self.last_proven = proven;
     }
 
-    /// Whether another attempt follows a failed one. `replay`: its provider allows that.
-    fn follows(&mut self, failure: &Failure, replay: bool) -> bool {
+    /// What follows a failed attempt. `replay`: its provider allows another.
+    fn follows(&mut self, failure: &Failure, replay: bool) -> Plan {
         let gate = &self.app.settings.gate;
         let elapsed = self.started.elapsed().saturating_sub(self.queued);
         let stall = failure.stall;
@@ -237,7 +269,7 @@ impl Exchange {
             allowed: replay && (failure.cause != Cause::NodeLost || gate.on_node_lost == OnNodeLost::Replay),
             comes_back: failure
                 .retry_after
-                .is_some_and(|after| elapsed.saturating_add(after) < gate.max_elapsed),
+                .is_some_and(|after| after <= PATIENCE && elapsed.saturating_add(after) < gate.max_elapsed),
             prospects: self.app.pool.prospects(&self.ask(None)),
         };
         let decision = decide(&facts);
@@ -249,8 +281,7 @@ impl Exchange {
             };
             self.cycle.decided(stalled, decision.eligibility);
         }
-        self.same_allowed = decision.plan == Plan::SameAllowed;
-        decision.plan != Plan::Answer
+        decision.plan
     }
 }
 

@@ -151,6 +151,14 @@ impl Failure {
         Self::answered(status, None, Answer::InBand { status, object })
     }
 
+    /// Nothing else is tried.
+    pub(crate) fn final_word(self) -> Self {
+        Self {
+            cause: Cause::Final,
+            ..self
+        }
+    }
+
     /// The provider answered with a failure of its own.
     pub(crate) fn answered(status: StatusCode, retry_after: Option<Duration>, answer: Answer) -> Self {
         let cause = if is_retryable(status) {

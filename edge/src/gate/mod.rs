@@ -20,7 +20,6 @@ mod source;
 use bytes::Bytes;
 use http::Response;
 use http::header::{self, HeaderValue};
-use iop_shared::execution::Outcome;
 use tokio::time::Instant;
 
 pub(crate) use asked::{Asked, Payload};
@@ -74,8 +73,8 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
             let outcome = outcome_of_status(head.status);
             head.into_response(attempts, GateBody::full(body, guard, outcome))
         }
-        Answer::FailedStream { head, events } => {
-            head.into_response(attempts, GateBody::full(events, guard, Outcome::ProviderError))
+        Answer::FailedStream { head, events, status } => {
+            head.into_response(attempts, GateBody::full(events, guard, outcome_of_status(status)))
         }
         Answer::Long {
             head,

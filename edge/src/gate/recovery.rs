@@ -44,7 +44,7 @@ pub(crate) struct Facts {
     pub(crate) snapshot: bool,
     /// The operator allows a replay after a failure there.
     pub(crate) allowed: bool,
-    /// The provider said when it may be asked again.
+    /// The provider said when it may be asked again, and that is worth waiting for.
     pub(crate) comes_back: bool,
     pub(crate) prospects: Prospects,
 }
@@ -54,10 +54,11 @@ pub(crate) struct Facts {
 pub(crate) enum Plan {
     /// The client gets what there is.
     Answer,
-    /// Another provider; none that was tried.
-    Elsewhere,
-    /// The one that failed may be taken again, if no other is there.
-    SameAllowed,
+    /// A provider that was not tried. `fallback`: should none be left by then, the one that failed, which is proven
+    /// available (004 `AllowAvoidedProviderFallback`).
+    Elsewhere { fallback: bool },
+    /// The one that failed, for no other is there; `paused`: after the pause that it asked for.
+    Same { paused: bool },
 }
 
 /// 004's word for it, and what to do.
@@ -78,6 +79,7 @@ pub(crate) fn decide(facts: &Facts) -> Decision {
         plan,
     };
     let stalled = facts.cause == Cause::Stall;
+    let proven = stalled && facts.health == ProviderHealth::Available;
     if facts.cause == Cause::Final {
         closed(Eligibility::Other)
     } else if stalled && !facts.handoff {
@@ -95,11 +97,13 @@ pub(crate) fn decide(facts: &Facts) -> Decision {
     } else if !facts.snapshot || !facts.allowed {
         closed(Eligibility::Other)
     } else if facts.prospects.other {
-        open(Plan::Elsewhere)
+        open(Plan::Elsewhere { fallback: proven })
     } else if !facts.prospects.same {
         closed(Eligibility::NoCandidate)
-    } else if (stalled && facts.health == ProviderHealth::Available) || facts.comes_back {
-        open(Plan::SameAllowed)
+    } else if proven {
+        open(Plan::Same { paused: false })
+    } else if facts.comes_back {
+        open(Plan::Same { paused: true })
     } else {
         closed(Eligibility::SameProviderForbidden)
     }
@@ -210,7 +214,7 @@ mod tests {
             assert_eq!(decide(&facts).eligibility, reason);
             open_it(&mut facts);
         }
-        assert_eq!(decide(&facts).plan, Plan::SameAllowed);
+        assert_eq!(decide(&facts).plan, Plan::Same { paused: false });
     }
 
     /// What must hold whatever the facts.
@@ -239,12 +243,13 @@ mod tests {
                     "{facts:?}"
                 );
             }
+            let proven = facts.cause == Cause::Stall && facts.health == ProviderHealth::Available;
             match plan {
-                Plan::Elsewhere => assert!(facts.prospects.other),
-                Plan::SameAllowed => {
+                Plan::Elsewhere { fallback } => assert!(facts.prospects.other && fallback == proven),
+                Plan::Same { paused } => {
                     assert!(!facts.prospects.other && facts.prospects.same);
-                    let proven = facts.cause == Cause::Stall && facts.health == ProviderHealth::Available;
                     assert!(proven || facts.comes_back, "{facts:?}");
+                    assert_eq!(paused, !proven, "{facts:?}");
                 }
                 Plan::Answer => {}
             }
@@ -272,6 +277,6 @@ mod tests {
             replay_safe: false,
             ..best()
         };
-        assert_eq!(decide(&facts).plan, Plan::Elsewhere);
+        assert_eq!(decide(&facts).plan, Plan::Elsewhere { fallback: false });
     }
 }

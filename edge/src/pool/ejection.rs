@@ -12,8 +12,8 @@ use crate::config::EjectionSettings;
 /// The longest cool-down a provider can ask for (gateway.md §13).
 const LONGEST_COOL_DOWN: Duration = Duration::from_secs(120);
 
-/// A cool-down that ends within this time is worth waiting for.
-pub(super) const SOON: Duration = Duration::from_secs(5);
+/// A trial that has said nothing for so long decides nothing: the next request is another.
+const TRIAL: Duration = Duration::from_secs(10);
 
 /// What an attempt's end says of its target.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,19 +67,10 @@ impl Told {
 pub(super) enum Standing {
     /// Like any other; after an ejection its next request is the trial.
     Open,
-    /// Only where nobody else is left; it ends within `SOON`, and a replay waits for that.
-    CoolsSoon,
     /// Only where nobody else is left.
     Ejected,
-    /// The same, and it lasts.
+    /// Only where nobody else is left: it said so itself.
     Cooling,
-}
-
-impl Standing {
-    /// Whether it will do for a request that can be sent elsewhere, full or not.
-    pub(super) fn eligible(self) -> bool {
-        matches!(self, Standing::Open | Standing::CoolsSoon)
-    }
 }
 
 /// As what a place was given. The number names the ejection it was given under.
@@ -103,28 +94,31 @@ pub(super) struct Ejection {
     until: Option<Instant>,
     /// Counts ejections, so that a word about an older one is known as such.
     number: u32,
-    /// The trial is out.
-    trial: bool,
+    /// The trial is out, and counts until then.
+    trial: Option<Instant>,
     cool_until: Option<Instant>,
 }
 
 impl Ejection {
     pub(super) fn standing(&self, now: Instant) -> Standing {
         match (self.cool_until, self.until) {
-            (Some(end), _) if end > now + SOON => Standing::Cooling,
-            (Some(end), _) if end > now => Standing::CoolsSoon,
-            (_, Some(end)) if end > now || self.trial => Standing::Ejected,
+            (Some(end), _) if end > now => Standing::Cooling,
+            (_, Some(end)) if end > now || self.on_trial(now) => Standing::Ejected,
             _ => Standing::Open,
         }
+    }
+
+    fn on_trial(&self, now: Instant) -> bool {
+        self.trial.is_some_and(|until| until > now)
     }
 
     /// A place is given.
     pub(super) fn admit(&mut self, now: Instant) -> Pass {
         match self.until {
             None => Pass::Plain,
-            Some(end) if end > now || self.trial => Pass::Despite(self.number),
+            Some(end) if end > now || self.on_trial(now) => Pass::Despite(self.number),
             Some(_) => {
-                self.trial = true;
+                self.trial = Some(now + TRIAL);
                 Pass::Trial(self.number)
             }
         }
@@ -133,7 +127,7 @@ impl Ejection {
     /// The trial's answer has begun: that is its success, however long the answer takes.
     pub(super) fn prove(&mut self, pass: Pass) {
         if self.until.is_some() && pass == Pass::Trial(self.number) {
-            (self.failures, self.row, self.until, self.trial) = (0, 0, None, false);
+            (self.failures, self.row, self.until, self.trial) = (0, 0, None, None);
         }
     }
 
@@ -153,7 +147,7 @@ impl Ejection {
             Pass::Despite(number) => (false, current(number)),
         };
         if trial {
-            self.trial = false;
+            self.trial = None;
         }
         let mut wake = None;
         if told.cool_until > self.cool_until {
@@ -165,7 +159,7 @@ impl Ejection {
             Word::Success => {
                 // What began before the ejection says nothing about the time after it.
                 if self.until.is_none() || trial || despite {
-                    (self.failures, self.row, self.until, self.trial) = (0, 0, None, false);
+                    (self.failures, self.row, self.until, self.trial) = (0, 0, None, None);
                 }
             }
             Word::Failure { at } => {

@@ -158,16 +158,19 @@ impl<S: Clone> Table<S> {
         now: Instant,
         scratch: &mut Scratch,
     ) -> Option<Standing> {
-        let best = self.look(want, candidates, now, scratch, |c| {
+        // A first attempt goes to the best there is; another one only where it may do better.
+        let first = want.avoid.is_empty();
+        let best = self.look(want, candidates, now, scratch, first, |c| {
             !want.avoid.contains(&c.provider)
         });
-        if want.avoid.is_empty() || best.is_some_and(Standing::eligible) {
+        if first || best == Some(Standing::Open) {
             return best;
         }
-        // The avoided one is a fallback, and has to be as good as another would have to be.
+        // The avoided one, as far as it is not ejected. Its cool-down is the caller's to wait for.
         let last = want.avoid.last().filter(|_| want.allow_avoided);
-        self.look(want, candidates, now, scratch, |c| Some(&c.provider) == last)
-            .filter(|standing| standing.eligible())
+        self.look(want, candidates, now, scratch, true, |c| {
+            Some(&c.provider) == last && self.standing(c, want.endpoint, now) != Some(Standing::Ejected)
+        })
     }
 
     fn look(
@@ -176,6 +179,7 @@ impl<S: Clone> Table<S> {
         candidates: &[Candidate],
         now: Instant,
         scratch: &mut Scratch,
+        despite: bool,
         may: impl Fn(&Candidate) -> bool,
     ) -> Option<Standing> {
         let mut best = None;
@@ -193,8 +197,7 @@ impl<S: Clone> Table<S> {
                     scratch.clear();
                 }
             }
-            // A first attempt goes to the best there is; another one only where it may do better.
-            if slot.has_room() && (standing == Standing::Open || want.avoid.is_empty()) {
+            if slot.has_room() && (standing == Standing::Open || despite) {
                 scratch.choices.push(Choice {
                     priority: candidate.priority,
                     weight: candidate.weight,
@@ -216,9 +219,14 @@ impl<S: Clone> Table<S> {
         Some((slot, slot.serves(endpoint, &candidate.target)?))
     }
 
-    fn eligible(&self, candidate: &Candidate, endpoint: Endpoint, now: Instant) -> bool {
+    fn standing(&self, candidate: &Candidate, endpoint: Endpoint, now: Instant) -> Option<Standing> {
         self.serving(candidate, endpoint)
-            .is_some_and(|(_, target)| target.ejection.standing(now).eligible())
+            .map(|(_, target)| target.ejection.standing(now))
+    }
+
+    /// Will do for a request that can be sent elsewhere, full or not.
+    fn eligible(&self, candidate: &Candidate, endpoint: Endpoint, now: Instant) -> bool {
+        self.standing(candidate, endpoint, now) == Some(Standing::Open)
     }
 
     /// Whether a candidate of the model would do in the place's stead.
@@ -238,14 +246,16 @@ impl<S: Clone> Table<S> {
     pub(super) fn prospects(&self, want: Want<'_>, now: Instant) -> Prospects {
         let only = want.only();
         let candidates = want.among(only.as_ref());
-        let any = |may: &dyn Fn(&Candidate) -> bool| {
-            candidates
-                .iter()
-                .any(|c| may(c) && self.eligible(c, want.endpoint, now))
-        };
         Prospects {
-            other: only.is_none() && any(&|c| !want.avoid.contains(&c.provider)),
-            same: any(&|c| want.avoid.last() == Some(&c.provider)),
+            other: only.is_none()
+                && candidates
+                    .iter()
+                    .any(|c| !want.avoid.contains(&c.provider) && self.eligible(c, want.endpoint, now)),
+            same: candidates.iter().any(|c| {
+                let standing = self.standing(c, want.endpoint, now);
+                want.avoid.last() == Some(&c.provider)
+                    && matches!(standing, Some(Standing::Open | Standing::Cooling))
+            }),
         }
     }
 }

@@ -46,7 +46,7 @@ pub struct Lease {
 /// With which words the place is given back.
 enum End {
     Released(Option<Told>),
-    /// The node had no room.
+    /// The node had no room, or is gone.
     Refused,
 }
 
@@ -140,6 +140,10 @@ impl Lease {
     /// How the attempt ended, and how long its provider wants to be left alone; the first word counts, and the pool hears
     /// of it at release (G36). A cut after content is not told, for it says nothing that an ejection would help.
     pub fn tell(&mut self, result: AttemptResult, retry_after: Option<Duration>) {
+        if result == AttemptResult::NodeLost {
+            // Whatever the pool still knows of its session, nobody is sent there before there is news.
+            self.end = End::Refused;
+        }
         if let End::Released(told) = &mut self.end {
             told.get_or_insert_with(|| Told::of(result, retry_after, || Instant::now().into_std()));
         }

@@ -66,7 +66,7 @@ impl Pool {
                         provider_id: p.id.clone(),
                         adapter: Arc::from(p.adapter.as_str()),
                         stall_timeout_ms: p.response_stall_timeout_ms,
-                        first_content_timeout_ms: p.first_content_timeout_ms,
+                        first_content_timeout_ms: p.first_content_timeout_ms.filter(|ms| *ms > 0),
                         replay: p.replay,
                         normalized: p
                             .normalized_targets

@@ -161,13 +161,13 @@ fn a_cool_down_ejects_nobody_is_capped_and_is_not_shortened() {
     let limited = |seconds| Told::of(AttemptResult::RateLimited, Some(secs(seconds)), || now);
     assert_eq!(one(&mut e, limited(3600), now).1, Some(now + secs(120)));
     assert_eq!(e.standing(now), Standing::Cooling);
-    assert_eq!(e.standing(now + secs(115)), Standing::CoolsSoon);
+    assert_eq!(e.standing(now + secs(119)), Standing::Cooling);
     assert_eq!(e.standing(now + secs(120)), Standing::Open);
     assert_eq!(e.ejected_until(now), None);
     let early = e.admit(now);
     assert_eq!(e.settle(early, limited(1), &RULES, true), None);
     assert_eq!(e.standing(now + secs(2)), Standing::Cooling);
-    // Whoever cools and is ejected is waited for, not taken.
+    // Whoever cools and is ejected cools first.
     let pass = e.admit(now);
     assert_eq!(
         e.settle(pass, limited(1), &RULES, true),
@@ -220,21 +220,18 @@ proptest! {
         let mut open = false;
         let (mut failures, mut in_a_row) = (0, 0);
         let mut cool = now;
-        let mut trial: Option<usize> = None;
+        let mut trial: Option<Instant> = None;
         for op in ops {
             match op {
                 Op::Wait(ms) => now += Duration::from_millis(ms),
                 Op::Admit => {
-                    if matches!(e.standing(now), Standing::Cooling | Standing::CoolsSoon) {
-                        continue;
-                    }
                     let pass = e.admit(now);
                     let under = open.then(|| ejections.len() - 1);
                     match under {
                         None => prop_assert_eq!(pass, Pass::Plain),
-                        Some(i) if ejections[i] <= now && trial.is_none() => {
+                        Some(i) if ejections[i] <= now && trial.is_none_or(|until| until <= now) => {
                             prop_assert!(matches!(pass, Pass::Trial(_)));
-                            trial = Some(i);
+                            trial = Some(now + TRIAL);
                         }
                         Some(_) => prop_assert!(matches!(pass, Pass::Despite(_))),
                     }
@@ -271,11 +268,9 @@ proptest! {
                     }
                 }
             }
-            let want = if cool > now + SOON {
+            let want = if cool > now {
                 Standing::Cooling
-            } else if cool > now {
-                Standing::CoolsSoon
-            } else if open && (trial.is_some() || *ejections.last().unwrap() > now) {
+            } else if open && (trial.is_some_and(|until| until > now) || *ejections.last().unwrap() > now) {
                 Standing::Ejected
             } else {
                 Standing::Open
@@ -313,4 +308,21 @@ fn a_trial_whose_answer_has_begun_is_no_longer_one() {
         true,
     );
     assert_eq!(ejection.standing(later), Standing::Open);
+}
+
+#[test]
+fn a_trial_that_hangs_makes_room_for_another() {
+    let now = Instant::now();
+    let mut e = Ejection::default();
+    for _ in 0..RULES.consecutive {
+        let failed = Told::of(AttemptResult::Http5xx, None, || now);
+        e.settle(Pass::Plain, failed, &RULES, true);
+    }
+    let due = now + RULES.base;
+    assert!(matches!(e.admit(due), Pass::Trial(_)));
+    assert!(matches!(e.admit(due + secs(1)), Pass::Despite(_)));
+    let later = due + TRIAL;
+    assert_eq!(e.standing(later), Standing::Open);
+    assert!(matches!(e.admit(later), Pass::Trial(_)));
+    assert_eq!(e.standing(later), Standing::Ejected);
 }

@@ -335,17 +335,17 @@ fn what_is_avoided_is_taken_only_when_allowed_and_nobody_else_is_eligible() {
             same: true
         }
     );
-    // A short cool-down is waited for, a long one is not.
+    // Its cool-down is waited for by who may take it again; nobody else is sent there.
     let limited = told(AttemptResult::RateLimited, Some(6), now);
     table.release(&p, limited, Endpoint::Chat, &c);
-    assert_eq!(table.grant(asked(2, true), now), Found::Absent);
-    let soon = now + Duration::from_secs(1);
-    assert_eq!(table.grant(asked(2, true), soon), Found::Full);
-    assert!(table.prospects(asked(2, true), soon).same);
+    assert!(table.prospects(asked(2, true), now).same);
+    let p = granted(table.grant(asked(2, true), now)).unwrap();
+    assert_eq!(p.provider, key("n/p"));
+    table.release(&p, told(AttemptResult::Success, None, now), Endpoint::Chat, &c);
     // Who is lowered is no fallback.
     lower(&mut table, "n/p", "t", 1);
-    assert_eq!(table.grant(asked(2, true), soon), Found::Absent);
-    assert!(!table.prospects(asked(2, true), soon).same);
+    assert_eq!(table.grant(asked(2, true), now), Found::Absent);
+    assert!(!table.prospects(asked(2, true), now).same);
 }
 
 #[test]
@@ -508,9 +508,7 @@ impl Naive {
         if !of(Standing::Open).is_empty() {
             (roomy(of(Standing::Open)), true)
         } else if !want.avoid.is_empty() {
-            (Vec::new(), !of(Standing::CoolsSoon).is_empty())
-        } else if !of(Standing::CoolsSoon).is_empty() {
-            (roomy(of(Standing::CoolsSoon)), true)
+            (Vec::new(), false)
         } else if !of(Standing::Ejected).is_empty() {
             (roomy(of(Standing::Ejected)), true)
         } else {
@@ -531,8 +529,15 @@ impl Naive {
             return (found, full);
         }
         let mut last = all.to_vec();
-        last.retain(|c| Some(&c.provider) == want.avoid.last());
-        self.allowed(want, &last, now)
+        last.retain(|c| {
+            let ejected = self.standing(c, now) == Some(Standing::Ejected);
+            Some(&c.provider) == want.avoid.last() && !ejected
+        });
+        let Some(best) = last.iter().filter_map(|c| self.standing(c, now)).min() else {
+            return (Vec::new(), false);
+        };
+        last.retain(|c| self.standing(c, now) == Some(best) && self.room(c));
+        (last, true)
     }
 }
 
@@ -610,7 +615,7 @@ proptest! {
                     let told = told(result, after, now);
                     let others = candidates.iter().any(|c| {
                         (&c.provider, &c.target) != (&place.provider, &place.target)
-                            && matches!(naive.standing(c, now), Some(Standing::Open | Standing::CoolsSoon))
+                            && naive.standing(c, now) == Some(Standing::Open)
                     });
                     let wake = table.release(&place, told, Endpoint::Chat, &candidates);
                     match naive.slots.get_mut(&place.provider) {
