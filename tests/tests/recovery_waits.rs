@@ -589,6 +589,9 @@ async fn half_a_judgement(shape: Shape) {
     let stalled = (JUDGED.len() * WAYS.len()) as f64;
     let counts = ["cut", "response_stalled"].map(|r| attempts(&page, r));
     assert_eq!(counts, [2.0 * stalled, stalled], "{shape:?}");
+    // A stall is weighed all the same, once each.
+    let cycles = rows(&[("provider_tunnel/available/transport_uncommitted/other", 16)]);
+    edge_rows(&stack, ELIGIBILITY, &cycles).await;
 }
 
 #[test]

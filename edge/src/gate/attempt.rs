@@ -23,7 +23,6 @@ use super::failure::{
 };
 use super::guard::AttemptGuard;
 use super::head;
-use super::recovery::Cause;
 use super::relay::{Relay, Step};
 use super::source::{Pulled, Source};
 use crate::metrics::{Metrics, UsageCompleteness};
@@ -65,7 +64,8 @@ impl Attempt {
     fn fail(&mut self, failure: &mut Failure) {
         self.guard.settle(failure.result);
         self.lease.tell(failure.result, failure.retry_after);
-        if failure.cause == Cause::Stall {
+        // Whatever may follow it, a stall is evidence.
+        if failure.result == AttemptResult::ResponseStalled {
             failure.stall = Some(self.observe(failure.evidence.as_deref()));
         }
     }

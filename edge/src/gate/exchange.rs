@@ -106,13 +106,18 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// What stays of it while another attempt is made: no place at a provider. Of a body too large to hold, its status.
+    /// What stays of it while another attempt is made: no place at a provider. Of a body too large to hold, its status
+    /// and what its head says of another try.
     fn kept(self) -> Self {
         match self {
-            Answer::Long { head, .. } => Answer::InBand {
-                status: head.status,
-                object: status_object(head.status),
-            },
+            Answer::Long { head, .. } => {
+                let message = format!("The provider answered with status {}.", head.status.as_u16());
+                let body = ApiError::new(ErrorKind::ProviderError, message).body();
+                Answer::Whole {
+                    head: head.bare(),
+                    body,
+                }
+            }
             other @ (Answer::Stream { .. }
             | Answer::Whole { .. }
             | Answer::FailedStream { .. }
@@ -120,14 +125,6 @@ impl Answer {
             | Answer::Own(_)) => other,
         }
     }
-}
-
-/// An error object for a provider's status whose own words are not at hand.
-fn status_object(status: StatusCode) -> Bytes {
-    Bytes::from(format!(
-        r#"{{"message":"The provider answered with status {}.","type":"server_error","param":null,"code":"provider_error"}}"#,
-        status.as_u16()
-    ))
 }
 
 /// An answer and what it takes to finish it.

@@ -46,6 +46,22 @@ impl Head {
         }
     }
 
+    /// The same status for a JSON body of ours, with the provider's word on retries.
+    pub(crate) fn bare(self) -> Self {
+        let mut headers = HeaderMap::with_capacity(4);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for name in [X_SHOULD_RETRY, header::RETRY_AFTER, RETRY_AFTER_MS] {
+            if let Some(value) = self.headers.get(&name) {
+                headers.insert(name, value.clone());
+            }
+        }
+        Self {
+            status: self.status,
+            headers,
+            provider_length: None,
+        }
+    }
+
     /// The client's response.
     pub(crate) fn into_response<B>(self, attempts: u32, body: B) -> Response<B> {
         let mut response = Response::new(body);
@@ -255,6 +271,20 @@ mod tests {
                 "{encoding} {accept:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_is_left_of_a_large_refusal_is_its_status_and_its_word_on_retries() {
+        let mut h = head(429, "text/html");
+        h.headers
+            .insert(header::RETRY_AFTER, HeaderValue::from_static("3"));
+        h.headers
+            .insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        let bare = h.bare();
+        assert_eq!(bare.status, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(bare.headers.len(), 2);
+        assert_eq!(bare.headers[header::CONTENT_TYPE], "application/json");
+        assert_eq!(bare.headers[header::RETRY_AFTER], "3");
     }
 
     #[test]

@@ -77,8 +77,8 @@ pub(super) enum Standing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
     Plain,
-    /// The one trial after an ejection.
-    Trial(u32),
+    /// The one trial after an ejection, which counts until then.
+    Trial(u32, Instant),
     /// Although ejected, for nobody else was left.
     Despite(u32),
 }
@@ -102,8 +102,8 @@ pub(super) struct Ejection {
 impl Ejection {
     pub(super) fn standing(&self, now: Instant) -> Standing {
         match (self.cool_until, self.until) {
-            (Some(end), _) if end > now => Standing::Cooling,
             (_, Some(end)) if end > now || self.on_trial(now) => Standing::Ejected,
+            (Some(end), _) if end > now => Standing::Cooling,
             _ => Standing::Open,
         }
     }
@@ -118,15 +118,16 @@ impl Ejection {
             None => Pass::Plain,
             Some(end) if end > now || self.on_trial(now) => Pass::Despite(self.number),
             Some(_) => {
-                self.trial = Some(now + TRIAL);
-                Pass::Trial(self.number)
+                let until = now + TRIAL;
+                self.trial = Some(until);
+                Pass::Trial(self.number, until)
             }
         }
     }
 
     /// The trial's answer has begun: that is its success, however long the answer takes.
     pub(super) fn prove(&mut self, pass: Pass) {
-        if self.until.is_some() && pass == Pass::Trial(self.number) {
+        if self.until.is_some() && matches!(pass, Pass::Trial(number, _) if number == self.number) {
             (self.failures, self.row, self.until, self.trial) = (0, 0, None, None);
         }
     }
@@ -143,10 +144,11 @@ impl Ejection {
         let current = |number| self.until.is_some() && number == self.number;
         let (trial, despite) = match pass {
             Pass::Plain => (false, false),
-            Pass::Trial(number) => (current(number), false),
+            Pass::Trial(number, _) => (current(number), false),
             Pass::Despite(number) => (false, current(number)),
         };
-        if trial {
+        // Another trial may have begun while this one hung.
+        if matches!(pass, Pass::Trial(_, until) if trial && self.trial == Some(until)) {
             self.trial = None;
         }
         let mut wake = None;
@@ -169,6 +171,7 @@ impl Ejection {
                     if self.failures >= rules.consecutive && others {
                         let end = at + back_off(rules, self.row);
                         self.until = Some(end);
+                        self.trial = None;
                         self.row = self.row.saturating_add(1);
                         self.number = self.number.wrapping_add(1);
                         wake = wake.max(Some(end));

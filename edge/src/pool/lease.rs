@@ -151,7 +151,7 @@ impl Lease {
 
     /// The answer has begun: a half-open trial is decided by that, not by how long the answer takes (G36).
     pub fn proven(&self) {
-        if matches!(self.place.pass, Pass::Trial(_)) {
+        if matches!(self.place.pass, Pass::Trial(..)) {
             self.pool.prove(&self.place);
         }
     }

@@ -79,7 +79,7 @@ fn a_trial_that_fails_ejects_longer_up_to_the_limit_and_a_success_forgets_it() {
         assert_eq!(e.ejected_until(now), Some(now + secs(length)));
         now += secs(length);
         assert_eq!(e.standing(now), Standing::Open);
-        assert!(matches!(one(&mut e, failure(now), now).0, Pass::Trial(_)));
+        assert!(matches!(one(&mut e, failure(now), now).0, Pass::Trial(..)));
     }
     now += secs(20);
     one(&mut e, success(now), now);
@@ -101,7 +101,7 @@ fn there_is_one_trial_at_a_time_and_one_without_a_word_is_given_again() {
         Told::of(AttemptResult::Http4xx, None, || now),
     ] {
         let trial = e.admit(now);
-        assert!(matches!(trial, Pass::Trial(_)));
+        assert!(matches!(trial, Pass::Trial(..)));
         assert_eq!(e.standing(now), Standing::Ejected);
         assert!(matches!(e.admit(now), Pass::Despite(_)));
         e.settle(trial, told, &RULES, true);
@@ -132,7 +132,7 @@ fn words_about_older_times_decide_nothing() {
     }
     now += secs(2);
     let trial = e.admit(now);
-    assert!(matches!(trial, Pass::Trial(_)) && trial != old_trial);
+    assert!(matches!(trial, Pass::Trial(..)) && trial != old_trial);
     e.settle(old_trial, Told::default(), &RULES, true);
     assert_eq!(e.standing(now), Standing::Ejected);
 }
@@ -167,14 +167,15 @@ fn a_cool_down_ejects_nobody_is_capped_and_is_not_shortened() {
     let early = e.admit(now);
     assert_eq!(e.settle(early, limited(1), &RULES, true), None);
     assert_eq!(e.standing(now + secs(2)), Standing::Cooling);
-    // Whoever cools and is ejected cools first.
+    // Whoever cools and is ejected is ejected first.
     let pass = e.admit(now);
     assert_eq!(
         e.settle(pass, limited(1), &RULES, true),
         Some(now + secs(2)),
         "the third failure"
     );
-    assert_eq!(e.standing(now), Standing::Cooling);
+    assert_eq!(e.standing(now), Standing::Ejected);
+    assert_eq!(e.standing(now + secs(3)), Standing::Cooling);
 }
 
 #[derive(Debug, Clone)]
@@ -230,7 +231,7 @@ proptest! {
                     match under {
                         None => prop_assert_eq!(pass, Pass::Plain),
                         Some(i) if ejections[i] <= now && trial.is_none_or(|until| until <= now) => {
-                            prop_assert!(matches!(pass, Pass::Trial(_)));
+                            prop_assert!(matches!(pass, Pass::Trial(..)));
                             trial = Some(now + TRIAL);
                         }
                         Some(_) => prop_assert!(matches!(pass, Pass::Despite(_))),
@@ -248,8 +249,11 @@ proptest! {
                         cool = cool.max(now + secs(after.min(120)));
                     }
                     let of_this = open && under == Some(ejections.len() - 1);
-                    let is_trial = of_this && matches!(pass, Pass::Trial(_));
-                    if is_trial {
+                    let is_trial = of_this && matches!(pass, Pass::Trial(..));
+                    if let Pass::Trial(_, until) = pass
+                        && is_trial
+                        && trial == Some(until)
+                    {
                         trial = None;
                     }
                     match result.as_str() {
@@ -260,6 +264,7 @@ proptest! {
                             failures += 1;
                             open = failures >= 3 && others;
                             if open {
+                                trial = None;
                                 ejections.push(now + secs([2, 4, 8, 16].get(in_a_row).copied().unwrap_or(20)));
                                 in_a_row += 1;
                             }
@@ -268,10 +273,10 @@ proptest! {
                     }
                 }
             }
-            let want = if cool > now {
-                Standing::Cooling
-            } else if open && (trial.is_some_and(|until| until > now) || *ejections.last().unwrap() > now) {
+            let want = if open && (trial.is_some_and(|until| until > now) || *ejections.last().unwrap() > now) {
                 Standing::Ejected
+            } else if cool > now {
+                Standing::Cooling
             } else {
                 Standing::Open
             };
@@ -291,7 +296,7 @@ fn a_trial_whose_answer_has_begun_is_no_longer_one() {
     }
     let later = now + RULES.max;
     let pass = ejection.admit(later);
-    assert!(matches!(pass, Pass::Trial(_)));
+    assert!(matches!(pass, Pass::Trial(..)));
     assert_eq!(ejection.standing(later), Standing::Ejected);
     ejection.prove(Pass::Plain);
     assert_eq!(ejection.standing(later), Standing::Ejected);
@@ -319,10 +324,10 @@ fn a_trial_that_hangs_makes_room_for_another() {
         e.settle(Pass::Plain, failed, &RULES, true);
     }
     let due = now + RULES.base;
-    assert!(matches!(e.admit(due), Pass::Trial(_)));
+    assert!(matches!(e.admit(due), Pass::Trial(..)));
     assert!(matches!(e.admit(due + secs(1)), Pass::Despite(_)));
     let later = due + TRIAL;
     assert_eq!(e.standing(later), Standing::Open);
-    assert!(matches!(e.admit(later), Pass::Trial(_)));
+    assert!(matches!(e.admit(later), Pass::Trial(..)));
     assert_eq!(e.standing(later), Standing::Ejected);
 }
