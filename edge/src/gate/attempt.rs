@@ -349,30 +349,31 @@ impl Exchange {
 
     /// A JSON endpoint's 200 has to be JSON, and must not be an error in disguise (G58).
     fn check_json(&self, head: &head::Head, body: &Bytes) -> Result<(), Failure> {
-        let encoded = head.headers.contains_key(header::CONTENT_ENCODING);
-        if !encoded && !looks_whole(body) {
-            return Err(Failure::unusable(
-                "The provider's answer is not JSON.",
-                head.status,
-            ));
-        }
-        // Without a length nothing but the text itself says that it is whole.
-        if head.provider_length.is_none()
-            && !encoded
-            && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_err()
-        {
-            return Err(Failure::cut(CUT));
+        if !head.headers.contains_key(header::CONTENT_ENCODING) {
+            let text = body.trim_ascii();
+            if !matches!(text.first(), Some(b'{' | b'[')) {
+                return Err(Failure::unusable(
+                    "The provider's answer is not JSON.",
+                    head.status,
+                ));
+            }
+            // Without a length nothing but the text itself says that it is whole; with one, its ends are looked at.
+            if head.provider_length.is_none() {
+                if serde_json::from_slice::<serde::de::IgnoredAny>(text).is_err() {
+                    return Err(Failure::cut(CUT));
+                }
+            } else if !matches!(text, [b'{', .., b'}'] | [b'[', .., b']']) {
+                return Err(Failure::unusable(
+                    "The provider's answer is not whole JSON.",
+                    head.status,
+                ));
+            }
         }
         match error_in_body(self.asked.dialect(), body) {
             Some(error) => Err(Failure::in_band(error)),
             None => Ok(()),
         }
     }
-}
-
-/// Begins and ends as a JSON document does: what was cut, or is something else, does not.
-fn looks_whole(body: &[u8]) -> bool {
-    matches!(body.trim_ascii(), [b'{', .., b'}'] | [b'[', .., b']'])
 }
 
 /// The node had no room, or takes no new work.
