@@ -22,7 +22,7 @@ use iop_shared::ids::NodeId;
 use tokio::task::JoinHandle;
 
 use crate::app::App;
-use crate::config::{Settings, World};
+use crate::config::settings_of;
 use crate::drain::Drain;
 use crate::http::auth::Keys;
 use crate::http::openai;
@@ -148,19 +148,8 @@ fn counts(metrics: &Metrics) -> BTreeMap<String, u64> {
         .collect()
 }
 
-fn settings(toml: &str) -> Settings {
-    let world = World {
-        env: &|name| Some(name.to_owned()),
-        file: &|_| Err(std::io::ErrorKind::NotFound.into()),
-    };
-    match Settings::parse("edge.toml", toml, &world) {
-        Ok(settings) => settings,
-        Err(e) => panic!("{e}\n{toml}"),
-    }
-}
-
 fn node(id: NodeId, toml: &str) -> Node {
-    let node = Node::new(id, &settings(toml).providers, &prometheus::Registry::new()).unwrap();
+    let node = Node::new(id, &settings_of(toml).providers, &prometheus::Registry::new()).unwrap();
     node.start();
     node
 }
@@ -184,7 +173,7 @@ struct Saw {
 
 impl Simulation {
     fn start(plan: &Plan) -> Self {
-        let mut settings = settings(&plan.edge_toml);
+        let mut settings = settings_of(&plan.edge_toml);
         let metrics = Arc::new(Metrics::new().unwrap());
         let pool = Pool::new(
             std::mem::take(&mut settings.models),

@@ -49,5 +49,21 @@ impl Settings {
     }
 }
 
+/// Settings of a text in a world without files, where every variable holds its own name.
+///
+/// # Panics
+/// When the text is refused, with the reason.
+#[cfg(test)]
+pub(crate) fn settings_of(toml: &str) -> Settings {
+    let world = World {
+        env: &|name| Some(name.to_owned()),
+        file: &|_| Err(std::io::ErrorKind::NotFound.into()),
+    };
+    match Settings::parse("edge.toml", toml, &world) {
+        Ok(settings) => settings,
+        Err(e) => panic!("{e}\n{toml}"),
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -336,6 +336,7 @@ impl Live {
                     self.close(false, result, kind, message);
                 }
                 Poll::Ready(Pulled::Lost) => {
+                    attempt.lease.tell(AttemptResult::NodeLost, None);
                     self.close(false, AttemptResult::NodeLost, ErrorKind::NodeLost, LOST);
                 }
                 Poll::Pending => {
@@ -468,7 +469,10 @@ impl Long {
                 attempt.failed_after_commit(self.guard.metrics(), &error);
                 self.breaks(ending(error.code).1)
             }
-            Pulled::Lost => self.breaks(AttemptResult::NodeLost),
+            Pulled::Lost => {
+                attempt.lease.tell(AttemptResult::NodeLost, None);
+                self.breaks(AttemptResult::NodeLost)
+            }
         })
     }
 

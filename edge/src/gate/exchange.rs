@@ -298,7 +298,7 @@ fn refusal(refused: Refused) -> ApiError {
         .with_param("model"),
         Refused::NoProvider => ApiError::new(
             ErrorKind::NoProviderAvailable,
-            "No provider of this model is connected.",
+            "No provider of this model is available now.",
         )
         .with_retry_after(ABSENT_RETRY_AFTER),
     }

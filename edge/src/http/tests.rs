@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use super::auth::Keys;
 use super::{router, server};
 use crate::app::App;
-use crate::config::{Settings, World};
+use crate::config::settings_of;
 use crate::drain::Drain;
 use crate::error::ErrorKind;
 use crate::metrics::{EndpointLabel, Metrics};
@@ -30,14 +30,7 @@ keys = [
 "#;
 
 fn app(toml: &str) -> Arc<App> {
-    let world = World {
-        env: &|name| Some(name.to_owned()),
-        file: &|_| Err(std::io::ErrorKind::NotFound.into()),
-    };
-    let mut settings = Settings::parse("edge.toml", toml, &world)
-        .map_err(|e| e.to_string())
-        .ok()
-        .unwrap();
+    let mut settings = settings_of(toml);
     let metrics = Arc::new(Metrics::new().unwrap());
     let pool = Pool::new(
         std::mem::take(&mut settings.models),

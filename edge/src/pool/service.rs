@@ -25,7 +25,7 @@ use crate::metrics::Metrics;
 use crate::tasks;
 
 /// A node that refused for want of room is asked again after this long, news or not.
-const REFUSAL_RETRY: Duration = Duration::from_millis(100);
+pub(super) const REFUSAL_RETRY: Duration = Duration::from_millis(100);
 
 pub(super) struct Waiter {
     model: Arc<Model>,

@@ -12,7 +12,7 @@ use iop_shared::wire::terminal::StallFailure;
 use tokio::time::Instant;
 
 use super::{Ask, Lease, Model, Pool, Prospects, ProviderSnapshot, Refused, Who};
-use crate::config::{Settings, World};
+use crate::config::settings_of;
 use crate::link::Links;
 use crate::metrics::Metrics;
 
@@ -50,14 +50,7 @@ struct Site {
 
 impl Site {
     fn new(toml: &str) -> Self {
-        let world = World {
-            env: &|_| None,
-            file: &|_| Err(std::io::ErrorKind::NotFound.into()),
-        };
-        let settings = Settings::parse("edge.toml", toml, &world)
-            .map_err(|e| e.to_string())
-            .ok()
-            .unwrap();
+        let settings = settings_of(toml);
         let metrics = Arc::new(Metrics::new().unwrap());
         let pool = Pool::new(
             settings.models,
@@ -288,6 +281,23 @@ async fn a_lowered_provider_is_asked_until_a_newer_answer_raises_it_and_who_wait
     // Nobody asks about who is well.
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert_eq!(site.all_evidence(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_sent_at_once_to_where_a_node_was_just_lost() {
+    let site = Site::new(PAIR);
+    let begun = Instant::now();
+    assert_eq!(
+        site.attempt("alone", AttemptResult::NodeLost, None).await,
+        key("p")
+    );
+    drop(site.acquire("alone").await.unwrap());
+    assert_eq!(begun.elapsed(), super::service::REFUSAL_RETRY);
+    assert_eq!(site.provider("p").in_flight, 0);
+    // Any other end gives the place to the next at once.
+    site.attempt("alone", AttemptResult::Cut, None).await;
+    drop(site.acquire("alone").await.unwrap());
+    assert_eq!(begun.elapsed(), super::service::REFUSAL_RETRY);
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::super::accept::{self, Port};
 use super::*;
-use crate::config::{Settings, World};
+use crate::config::settings_of;
 use crate::http::tls::{Alpn, server_config};
 
 const GOOD: &str = "GET /link HTTP/1.1\r\nhost: e\r\nconnection: upgrade\r\nupgrade: iop-link/1\r\nauthorization: Bearer secret\r\n";
@@ -273,14 +273,7 @@ async fn a_handshake_that_never_ends_is_closed_after_5_seconds_with_words() {
 #[tokio::test]
 async fn the_embedded_node_is_a_session_like_any_other() {
     let toml = "[[providers]]\nid = \"p\"\nadapter = \"scripted\"\ncapacity = 2\n[providers.script.t]\nreply = \"hi\"\n";
-    let world = World {
-        env: &|_| None,
-        file: &|_| Err(std::io::ErrorKind::NotFound.into()),
-    };
-    let settings = Settings::parse("edge.toml", toml, &world)
-        .map_err(|e| e.to_string())
-        .ok()
-        .unwrap();
+    let settings = settings_of(toml);
     let metrics = Arc::new(Metrics::new().unwrap());
     let pool = Pool::new(
         settings.models,
