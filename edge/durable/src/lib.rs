@@ -1,1 +1,12 @@
-//! edge/durable
+//! A durable graph runtime: runs that survive anything between two instructions.
+
+pub mod envelope;
+pub mod failure;
+pub mod ids;
+pub mod machine;
+pub mod payload;
+pub mod record;
+pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub mod time;
