@@ -10,6 +10,7 @@
 
 mod error;
 mod hints;
+pub(crate) mod index;
 pub mod memory;
 pub mod postgres;
 pub mod sqlite;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-pub use error::{Conflict, StoreError};
+pub use error::{Cause, Conflict, StoreError};
 pub use hints::{Hint, Hints};
 
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Owner, Revision, RunId, WaitId};
@@ -225,7 +226,7 @@ pub struct RunFilter {
 /// A row of a list. A corrupt run is named and does not hide the healthy ones (D231).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Listed {
-    Run { head: RunHead, inbox: Inbox },
+    Run { head: Box<RunHead>, inbox: Inbox },
     Corrupt { run: RunId, why: String },
 }
 

@@ -1,1 +1,22 @@
-//! For tests of stores: the conformance suite every adapter passes, and a store that fails where it is told to.
+//! For tests of stores: the conformance suite every adapter passes, a clock that is moved by hand, and a store that fails where
+//! it is told to.
+//!
+//! An adapter's test file is a `Fixture` and one line:
+//!
+//! ```ignore
+//! iop_durable::conformance_tests!(MyFixture::start().await);
+//! ```
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests: a broken expectation ends the case with its message"
+)]
+
+pub mod build;
+mod clock;
+pub mod conformance;
+mod fixture;
+
+pub use clock::ManualClock;
+pub use fixture::{Fixture, Tamper};
