@@ -2,4 +2,5 @@
 //! arguments, effects are values.
 
 pub mod activity;
+pub mod retry;
 pub mod wait;
