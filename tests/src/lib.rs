@@ -14,6 +14,7 @@ pub mod http2;
 pub mod liveness;
 pub mod metrics;
 pub mod openai_like;
+pub mod postgres;
 pub mod process;
 pub mod provider;
 pub mod relay;

@@ -2,13 +2,11 @@
 //! Both stores must refuse the same rows.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use iop_tests::process::Process;
-use iop_tests::{eventually, run};
-use tempfile::TempDir;
+use iop_tests::postgres::Postgres;
+use iop_tests::run;
 
 fn migrations(store: &str) -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -73,110 +71,6 @@ else:
     pipe(Command::new("python3").args(["-c", RUN]).arg(file), sql)
 }
 
-/// A PostgreSQL that listens on a socket in its own folder only.
-struct Postgres {
-    dir: TempDir,
-    process: Process,
-}
-
-impl Postgres {
-    fn program(name: &str) -> PathBuf {
-        let mut versions: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql")
-            .expect("PostgreSQL is installed (Debian: postgresql)")
-            .map(|v| v.unwrap().path().join("bin").join(name))
-            .filter(|p| p.is_file())
-            .collect();
-        versions.sort();
-        versions.pop().expect("a server version")
-    }
-
-    /// PostgreSQL refuses to run as root.
-    fn unprivileged(dir: &Path) -> Vec<String> {
-        let root =
-            std::fs::metadata("/proc/self").is_ok_and(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0);
-        if !root {
-            return vec!["env".to_owned()];
-        }
-        let chown = Command::new("chown").arg("nobody:nogroup").arg(dir).status();
-        assert!(chown.is_ok_and(|s| s.success()));
-        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-            .map(str::to_owned)
-            .to_vec()
-    }
-
-    async fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().to_str().unwrap().to_owned();
-        let prefix = Self::unprivileged(dir.path());
-        let data = format!("{place}/data");
-        let made = Command::new(&prefix[0])
-            .args(&prefix[1..])
-            .arg(Self::program("initdb"))
-            .args([
-                "-D",
-                &data,
-                "-U",
-                "iop",
-                "--auth=trust",
-                "--no-sync",
-                "--locale=C.UTF-8",
-            ])
-            .current_dir("/")
-            .output()
-            .unwrap();
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let server = Self::program("postgres");
-        let mut args: Vec<&str> = prefix[1..].iter().map(String::as_str).collect();
-        args.extend([server.to_str().unwrap(), "-D", &data, "-k", &place]);
-        args.extend(["-c", "listen_addresses=", "-c", "fsync=off"]);
-        let process = Process::spawn(
-            "postgres",
-            Path::new(&program_in_path(&prefix[0])),
-            &args,
-            &[],
-            Path::new("/"),
-        );
-        let postgres = Self { dir, process };
-        eventually("PostgreSQL answers", Duration::from_secs(20), || async {
-            postgres.sql("SELECT 1")
-        })
-        .await;
-        postgres
-    }
-
-    fn sql(&self, sql: &str) -> Result<String, String> {
-        let mut psql = Command::new("psql");
-        psql.args([
-            "-X",
-            "-q",
-            "-A",
-            "-t",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-U",
-            "iop",
-            "-d",
-            "postgres",
-            "-h",
-        ]);
-        pipe(psql.arg(self.dir.path()), sql)
-    }
-
-    /// An orderly end, so that nothing of it outlives the test.
-    async fn stop(mut self) {
-        self.process.signal("INT");
-        self.process.exit(Duration::from_secs(20)).await;
-    }
-}
-
-fn program_in_path(name: &str) -> String {
-    let path = std::env::var("PATH").unwrap();
-    path.split(':')
-        .map(|dir| format!("{dir}/{name}"))
-        .find(|file| Path::new(file).is_file())
-        .unwrap_or_else(|| panic!("{name} is not installed"))
-}
-
 /// The rules of `definitions`, the same in both stores.
 fn definitions_hold(store: &str, sql: &dyn Fn(&str) -> Result<String, String>) {
     let digest = "0123456789abcdef".repeat(4);
@@ -232,7 +126,7 @@ fn sqlite_takes_every_step_and_keeps_definitions_immutable() {
 #[test]
 fn postgres_takes_every_step_and_keeps_definitions_immutable() {
     run(60, async {
-        let postgres = Postgres::start().await;
+        let mut postgres = Postgres::start().await;
         for (name, step) in migrations("postgres") {
             postgres
                 .sql(&format!("BEGIN;\n{step}\nCOMMIT;"))
