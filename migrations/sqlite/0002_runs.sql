@@ -1,0 +1,163 @@
+-- Durable runs: one head per run and its rows. Times are milliseconds since 1970-01-01 UTC. What the engine seals or what a host
+-- owns is a BLOB, byte for byte; payloads above 4096 bytes are in `blobs` and their column is NULL.
+CREATE TABLE runs (
+    run_id              TEXT    NOT NULL PRIMARY KEY,
+    -- The front-end: `graph`, `agent`, `flow`.
+    kind                TEXT    NOT NULL,
+    definition          TEXT    NOT NULL,
+    status              TEXT    NOT NULL CHECK (status IN (
+        'queued', 'running', 'waiting', 'ambiguous', 'succeeded', 'failed', 'cancelled', 'exhausted', 'transferred')),
+    -- Empty when the run is over.
+    cursor              TEXT    NOT NULL,
+    activation          INTEGER NOT NULL,
+    revision            INTEGER NOT NULL,
+    schema_version      INTEGER NOT NULL,
+    parent_id           TEXT,
+    root_id             TEXT    NOT NULL,
+    state               BLOB,
+    state_digest        BLOB    NOT NULL,
+    budgets             BLOB    NOT NULL,
+    outcome             BLOB,
+    body                BLOB    NOT NULL,
+    seal                BLOB,
+    waiting_kind        TEXT    CHECK (waiting_kind IN (
+        'approval', 'input', 'event', 'timer', 'retry', 'children', 'reconciliation', 'resume', 'handoff')),
+    -- When the run can be claimed by who finds it unheld; not sealed, derived from the head and the inbox.
+    due_at              INTEGER,
+    deadline            INTEGER,
+    -- The inbox: grows with every change of it.
+    signal              INTEGER NOT NULL DEFAULT 0,
+    -- JSON: the request to cancel.
+    cancel              TEXT,
+    cancel_requested_at INTEGER,
+    -- Why the run is set aside.
+    quarantine          TEXT,
+    created_at          INTEGER NOT NULL,
+    updated_at          INTEGER NOT NULL
+) STRICT;
+
+-- The claim index. What is set aside is not in it.
+CREATE INDEX runs_due ON runs (due_at, run_id) WHERE due_at IS NOT NULL AND quarantine IS NULL;
+CREATE INDEX runs_created ON runs (created_at, run_id);
+CREATE INDEX runs_definition ON runs (kind, definition, created_at, run_id);
+CREATE INDEX runs_parent ON runs (parent_id, created_at, run_id) WHERE parent_id IS NOT NULL;
+CREATE INDEX runs_waiting ON runs (waiting_kind, created_at, run_id) WHERE waiting_kind IS NOT NULL;
+
+-- The last incarnation of each run id that ever was. A fence without a run is a tombstone.
+CREATE TABLE run_fences (
+    run_id TEXT    NOT NULL PRIMARY KEY,
+    fence  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE run_leases (
+    run_id      TEXT    NOT NULL PRIMARY KEY,
+    owner       TEXT    NOT NULL,
+    incarnation INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- One row per revision, never changed but for `pruned`, which takes the state away.
+CREATE TABLE checkpoints (
+    run_id       TEXT    NOT NULL,
+    revision     INTEGER NOT NULL,
+    status       TEXT    NOT NULL,
+    cursor       TEXT    NOT NULL,
+    activation   INTEGER NOT NULL,
+    state        BLOB,
+    state_digest BLOB    NOT NULL,
+    seal         BLOB,
+    created_at   INTEGER NOT NULL,
+    pruned       INTEGER NOT NULL DEFAULT 0 CHECK (pruned IN (0, 1)),
+    PRIMARY KEY (run_id, revision)
+) STRICT;
+
+CREATE TABLE steps (
+    run_id     TEXT    NOT NULL,
+    activation INTEGER NOT NULL,
+    node       TEXT    NOT NULL,
+    status     TEXT    NOT NULL CHECK (status IN (
+        'pending', 'in_progress', 'waiting', 'done', 'failed', 'cancelled', 'exhausted', 'unknown')),
+    -- JSON: the whole record.
+    body       BLOB    NOT NULL,
+    PRIMARY KEY (run_id, activation)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE activities (
+    run_id        TEXT    NOT NULL,
+    activity_id   TEXT    NOT NULL,
+    activation    INTEGER NOT NULL,
+    state         TEXT    NOT NULL CHECK (state IN ('prepared', 'running', 'completed', 'failed', 'unknown')),
+    body          BLOB    NOT NULL,
+    input         BLOB,
+    input_digest  BLOB    NOT NULL,
+    output        BLOB,
+    -- NULL: there is no output.
+    output_digest BLOB,
+    seal          BLOB,
+    PRIMARY KEY (run_id, activation, activity_id)
+) STRICT;
+
+CREATE INDEX activities_open ON activities (run_id) WHERE state IN ('prepared', 'running', 'unknown');
+
+CREATE TABLE waits (
+    run_id           TEXT    NOT NULL,
+    wait_id          TEXT    NOT NULL,
+    correlation_id   TEXT    NOT NULL,
+    activation       INTEGER NOT NULL,
+    status           TEXT    NOT NULL CHECK (status IN ('armed', 'delivered', 'timed_out', 'cancelled')),
+    deadline         INTEGER,
+    armed_at         INTEGER NOT NULL,
+    body             BLOB    NOT NULL,
+    subject          BLOB,
+    subject_digest   BLOB    NOT NULL,
+    delivered        BLOB,
+    -- NULL: nothing was delivered.
+    delivered_digest BLOB,
+    seal             BLOB,
+    PRIMARY KEY (run_id, wait_id)
+) STRICT;
+
+CREATE INDEX waits_armed ON waits (correlation_id, armed_at, run_id, wait_id) WHERE status = 'armed';
+
+-- `scope` is `operator`, `cancel` or `wait:` and the wait's id. `content` is SHA-256 of what the decider said.
+CREATE TABLE decisions (
+    run_id      TEXT    NOT NULL,
+    scope       TEXT    NOT NULL,
+    decision_id TEXT    NOT NULL,
+    content     BLOB    NOT NULL,
+    body        BLOB    NOT NULL,
+    created_at  INTEGER NOT NULL,
+    PRIMARY KEY (run_id, scope, decision_id)
+) STRICT;
+
+CREATE TABLE events (
+    run_id   TEXT    NOT NULL,
+    seq      INTEGER NOT NULL,
+    life     INTEGER NOT NULL,
+    name     TEXT    NOT NULL,
+    terminal INTEGER NOT NULL CHECK (terminal IN (0, 1)),
+    time     INTEGER NOT NULL,
+    data     BLOB    NOT NULL,
+    PRIMARY KEY (run_id, seq)
+) STRICT;
+
+-- Each life ends once.
+CREATE UNIQUE INDEX events_terminal ON events (run_id, life) WHERE terminal = 1;
+
+-- Payloads that are too long for their row, once per run.
+CREATE TABLE blobs (
+    run_id TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    bytes  BLOB NOT NULL,
+    PRIMARY KEY (run_id, digest)
+) STRICT;
+
+-- The caller's keys of creations; `request` is SHA-256 of what was asked.
+CREATE TABLE idempotency_keys (
+    scope      TEXT    NOT NULL,
+    key        TEXT    NOT NULL,
+    request    BLOB    NOT NULL,
+    run_id     TEXT    NOT NULL,
+    created_at INTEGER NOT NULL,
+    PRIMARY KEY (scope, key)
+) STRICT, WITHOUT ROWID;
