@@ -10,3 +10,4 @@ pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod time;
+pub mod token;
