@@ -10,6 +10,7 @@
 
 mod error;
 mod hints;
+pub(crate) mod check;
 pub(crate) mod index;
 pub mod memory;
 pub mod postgres;

@@ -8,7 +8,6 @@
 //! ```
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
     clippy::panic,
     reason = "tests: a broken expectation ends the case with its message"
 )]
@@ -17,6 +16,8 @@ pub mod build;
 mod clock;
 pub mod conformance;
 mod fixture;
+mod memory;
 
 pub use clock::ManualClock;
 pub use fixture::{Fixture, Tamper};
+pub use memory::MemoryFixture;
