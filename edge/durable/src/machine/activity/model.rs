@@ -24,11 +24,14 @@ enum Op {
     Probe {
         found: bool,
     },
-    DecideComplete,
-    DecideFail {
-        retryable: bool,
-    },
-    DecideRetry,
+    Decide(Said),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Said {
+    Done,
+    Failed { retryable: bool },
+    Again,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -42,9 +45,9 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::NextStepAttempt),
         5 => (-3..40_i8).prop_map(|ms| Op::Pass { ms }),
         1 => prop::bool::weighted(0.3).prop_map(|found| Op::Probe { found }),
-        1 => Just(Op::DecideComplete),
-        1 => any::<bool>().prop_map(|retryable| Op::DecideFail { retryable }),
-        2 => Just(Op::DecideRetry),
+        1 => Just(Op::Decide(Said::Done)),
+        1 => any::<bool>().prop_map(|retryable| Op::Decide(Said::Failed { retryable })),
+        2 => Just(Op::Decide(Said::Again)),
     ]
 }
 
@@ -78,20 +81,26 @@ struct Model {
 }
 
 impl Model {
+    /// Of each attempt: whether it was a recovery, and the attempt of the step.
+    fn started(&self) -> impl Iterator<Item = (bool, u32)> {
+        self.facts.iter().filter_map(|fact| match fact {
+            Fact::Started { recovery, step } => Some((*recovery, *step)),
+            Fact::Completed
+            | Fact::Failed { .. }
+            | Fact::Abandoned
+            | Fact::Found
+            | Fact::SaidDone
+            | Fact::SaidFailed
+            | Fact::SaidAgain { .. } => None,
+        })
+    }
+
     fn starts(&self, of: bool) -> u32 {
-        let starts = self.facts.iter().filter(|f| match f {
-            Fact::Started { recovery, .. } => *recovery == of,
-            _ => false,
-        });
-        starts.count() as u32
+        self.started().filter(|(recovery, _)| *recovery == of).count() as u32
     }
 
     fn last_step(&self) -> u32 {
-        let steps = self.facts.iter().rev().find_map(|f| match f {
-            Fact::Started { step, .. } => Some(*step),
-            _ => None,
-        });
-        steps.unwrap_or(0)
+        self.started().last().map_or(0, |(_, step)| step)
     }
 
     fn under_way(&self) -> bool {
@@ -151,8 +160,7 @@ impl Model {
         let payers = self.max.filter(|m| *m > 1).unwrap_or(steps);
         assert!(paid <= payers, "{paid} paid attempts");
         assert!(recoveries <= self.recovery_limit);
-        let starts = self.facts.iter().filter(|f| matches!(f, Fact::Started { .. }));
-        let numbers: Vec<u32> = (1..).take(starts.count()).collect();
+        let numbers: Vec<u32> = (1..).take(self.started().count()).collect();
         let recorded: Vec<u32> = record.attempts.iter().map(|a| a.n).collect();
         assert_eq!(recorded, numbers);
         let ends = |f: &&Fact| matches!(f, Fact::Completed | Fact::Found | Fact::SaidDone);
@@ -267,15 +275,15 @@ proptest! {
                         model.facts.push(Fact::Found);
                     }
                 }
-                Op::DecideComplete | Op::DecideFail { .. } | Op::DecideRetry => {
-                    let (action, fact) = match op {
-                        Op::DecideComplete => {
+                Op::Decide(said) => {
+                    let (action, fact) = match said {
+                        Said::Done => {
                             (Action::Complete { output: Payload::new("said") }, Fact::SaidDone)
                         }
-                        Op::DecideFail { retryable } => {
+                        Said::Failed { retryable } => {
                             (Action::Fail { error: error(retryable) }, Fact::SaidFailed)
                         }
-                        _ => (Action::Retry, Fact::SaidAgain { due: now + 10 }),
+                        Said::Again => (Action::Retry, Fact::SaidAgain { due: now + 10 }),
                     };
                     let allowed = model.unknown()
                         && (action != Action::Retry

@@ -183,7 +183,7 @@ fn a_limit_that_ran_out_is_exhausted_and_one_attempt_is_a_failure() {
         (Some(4), 3, retryable(), again(3)),
         (Some(4), 4, retryable(), told(4, 4)),
         (Some(2), 1, lasting.clone(), plain.clone()),
-        (Some(2), 2, lasting.clone(), plain.clone()),
+        (Some(2), 2, lasting, plain),
     ] {
         let policy = max.map(with);
         assert_eq!(
