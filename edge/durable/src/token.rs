@@ -164,10 +164,8 @@ mod tests {
     #[test]
     fn a_token_has_one_text_that_is_safe_in_a_url() {
         // Written down: tokens outlive the program that issued them.
-        let text = "rt_01000000000000002a72756e5f31b49f2e4d";
         let written = token("run_1", 42).to_string();
-        assert_eq!(written[..28], text[..28]);
-        assert_eq!(written.len(), text.len());
+        assert_eq!(written, "rt_01000000000000002a72756e5f31b1b7ede6");
         assert!(
             written
                 .bytes()

@@ -370,6 +370,14 @@ fn a_recorded_delivery_replays_for_ever_and_other_content_conflicts() {
                     labels: Some(labels()),
                     ..sent.clone()
                 },
+                Delivery {
+                    labels: Some(WaitLabels {
+                        matcher: String::new(),
+                        payload: String::new(),
+                        continuation: String::new(),
+                    }),
+                    ..sent.clone()
+                },
             ];
             for changed in &changed {
                 let refused = deliver(&mut wait, changed, Some(&first), never, at(60), LIMIT);

@@ -45,9 +45,8 @@ fn sound(kind: WaitingKind, labels: &WaitLabels, deadline: Option<Timestamp>) ->
     Ok(())
 }
 
-/// The same address and key asked again: the record, armed or settled, is the answer (D163). The deadline it was armed with
-/// stands: a node that counts from its own entry finds another one each time. Only a deadline where there was none, or none
-/// where there was one, is a change.
+/// The same address and key asked again: the record, armed or settled, is the answer (D163). Every part of the request must be
+/// what it was. A deadline is absolute: a caller that counts a span from its own entry takes the record's.
 ///
 /// # Errors
 /// `Changed`, naming what; and whatever `check` refuses.
@@ -60,7 +59,7 @@ pub fn rearm(existing: &WaitRecord, spec: &WaitSpec) -> Result<Armed, InvalidWai
         ("continuation", existing.continuation != spec.continuation),
         ("labels", existing.labels != spec.labels),
         ("subject", existing.subject != spec.subject),
-        ("deadline", existing.deadline.is_some() != spec.deadline.is_some()),
+        ("deadline", existing.deadline != spec.deadline),
         (
             "deadline policy",
             existing.deadline_policy != spec.deadline_policy,
