@@ -3,3 +3,9 @@
 use iop_durable::testing::MemoryFixture;
 
 iop_durable::conformance_tests!(MemoryFixture::new());
+
+iop_durable::host_clock_tests!({
+    let fixture = MemoryFixture::new();
+    let clock = fixture.clock.clone();
+    (fixture, clock)
+});

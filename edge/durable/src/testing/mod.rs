@@ -8,6 +8,7 @@
 //! ```
 #![expect(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     reason = "tests: a broken expectation ends the case with its message"
 )]
