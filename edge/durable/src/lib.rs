@@ -2,11 +2,14 @@
 
 pub mod envelope;
 pub mod failure;
+pub mod graph;
+pub mod runner;
 pub mod ids;
 pub mod machine;
 pub mod payload;
 pub mod record;
 pub mod store;
+mod tasks;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod time;

@@ -13,11 +13,13 @@
 //! an abandoned attempt count against the recovery limit (durable-api §8). Attempts are numbered through and never rewritten
 //! (D156).
 
+mod close;
 mod resolve;
 mod validate;
 
 use std::time::Duration;
 
+pub use close::close;
 pub use resolve::{Action, Resolution, ResolveRefused, resolve};
 pub use validate::validate;
 
@@ -114,9 +116,9 @@ pub fn admit(
     }
     match record.state {
         ActivityState::Completed => Ok(Admission::Replay),
-        ActivityState::Failed if repeats_failure(record, context) => {
-            Ok(Admission::Dispatch { recovery: false })
-        }
+        ActivityState::Failed if repeats_failure(record, context) => Ok(Admission::Dispatch {
+            recovery: record.attempts.last().is_some_and(|a| a.class == AttemptClass::Abandoned),
+        }),
         ActivityState::Failed => Ok(Admission::Failed),
         ActivityState::Prepared => Ok(match &record.not_before {
             Some(not_before) if context.now < not_before.at => Admission::NotBefore(not_before.at),

@@ -144,7 +144,9 @@ fn check_state(record: &ActivityRecord) -> Result<(), &'static str> {
         ActivityState::Completed => outcome_fits(record, AttemptClass::Completed),
         ActivityState::Failed => {
             outcome_fits(record, AttemptClass::Failed)
-                && (record.origin != Some(Origin::Live) || record.error == last.and_then(|a| a.error.clone()))
+                && (record.origin != Some(Origin::Live)
+                    || class == Some(AttemptClass::Abandoned)
+                    || record.error == last.and_then(|a| a.error.clone()))
         }
     };
     if !fits {
@@ -171,7 +173,13 @@ fn check_state(record: &ActivityRecord) -> Result<(), &'static str> {
 fn outcome_fits(record: &ActivityRecord, own: AttemptClass) -> bool {
     let class = record.attempts.last().map(|a| a.class);
     match record.origin {
-        Some(Origin::Live | Origin::Simulated) => class == Some(own),
+        Some(Origin::Live | Origin::Simulated) => {
+            // An interrupted call that may be repeated safely is closed when its run ends.
+            let closed = record.state == ActivityState::Failed
+                && record.effect != Effect::Unsafe
+                && class == Some(AttemptClass::Abandoned);
+            class == Some(own) || closed
+        }
         Some(Origin::Reconciled) => {
             class == Some(AttemptClass::Abandoned) && record.state == ActivityState::Completed
         }

@@ -1,0 +1,660 @@
+//! Runs graphs: starts, resumes and claims them, one segment at a time, each under a lease.
+
+mod bindings;
+mod ctx;
+mod draft;
+mod drive;
+mod error;
+mod keeper;
+mod ledger;
+mod operate;
+mod resume;
+mod segment;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+pub use bindings::Bindings;
+pub use ctx::{Activity, ActivityError, Answer, Call, CallError, Ctx, Gate, idempotency_key};
+pub use error::RunError;
+pub use ledger::BudgetRefused;
+pub use operate::{CancelOutcome, Cancelled, DeliverOutcome, Operator, Reconciled, Resolved};
+pub use resume::{Evaluated, Resume, ResumeDecision, ResumePlan};
+pub use stream::{RunStream, StreamEvent};
+
+use crate::graph::Graph;
+use crate::ids::{Owner, Revision, RunId};
+use crate::payload::Payload;
+use crate::record::{Budget, EventName, EventRecord, Lineage, Outcome, Reason, RunHead, Status, Waiting};
+use crate::runner::keeper::{Held, Keeper};
+use crate::runner::ledger::Entry;
+use crate::runner::resume::{Intent, refusal};
+use crate::runner::segment::Segment;
+use crate::store::{Acquired, Create, Created, IdempotencyKey, LeaseRequest, Loaded, Store};
+use crate::time::Timestamp;
+use crate::token::ResumeToken;
+
+/// Limits of one run (D262). Beyond them a call is refused before anything happens.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Bytes of encoded state.
+    pub max_state: u64,
+    /// Bytes of an activity's input or output, and of a delivery.
+    pub max_payload: u64,
+    /// Deliveries one wait answers.
+    pub max_deliveries: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_state: 64 << 20,
+            max_payload: 16 << 20,
+            max_deliveries: 1000,
+        }
+    }
+}
+
+/// How a runner works.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Who holds the leases: a label for people.
+    pub owner: Owner,
+    /// How long a lost worker keeps its runs from others. Renewed three times in that span.
+    pub lease_ttl: Duration,
+    pub limits: Limits,
+    /// How long an unsafe call in flight may still answer after a cancellation.
+    pub cancel_grace: Duration,
+    pub bindings: Bindings,
+}
+
+impl Options {
+    /// Leases of 30 s, a grace of 10 s, the default limits.
+    pub fn new(owner: Owner) -> Self {
+        Self {
+            owner,
+            lease_ttl: Duration::from_secs(30),
+            limits: Limits::default(),
+            cancel_grace: Duration::from_secs(10),
+            bindings: Bindings::default(),
+        }
+    }
+}
+
+/// Runs the runs of one graph. Cheap to clone.
+pub struct Runner<S, E = crate::graph::NoEffect> {
+    pub(crate) inner: Arc<Inner<S, E>>,
+}
+
+impl<S, E> Clone for Runner<S, E> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+        }
+    }
+}
+
+pub(crate) struct Inner<S, E> {
+    pub(crate) graph: Arc<Graph<S, E>>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) owner: Owner,
+    pub(crate) limits: Limits,
+    pub(crate) cancel_grace: Duration,
+    pub(crate) bindings: Arc<Bindings>,
+}
+
+/// A run to begin.
+#[derive(Debug, Clone)]
+pub struct Start<S> {
+    /// Made up when absent.
+    pub run: Option<RunId>,
+    pub state: S,
+    pub metadata: BTreeMap<String, String>,
+    pub deadline: Option<crate::graph::Deadline>,
+    /// Limits other than the graph's, for budgets it declares.
+    pub budgets: BTreeMap<String, u64>,
+    pub parent: Option<Lineage>,
+    pub traceparent: Option<String>,
+    pub idempotency: Option<IdempotencyKey>,
+}
+
+impl<S> Start<S> {
+    pub fn new(state: S) -> Self {
+        Self {
+            run: None,
+            state,
+            metadata: BTreeMap::new(),
+            deadline: None,
+            budgets: BTreeMap::new(),
+            parent: None,
+            traceparent: None,
+            idempotency: None,
+        }
+    }
+
+    #[must_use]
+    pub fn run(mut self, id: RunId) -> Self {
+        self.run = Some(id);
+        self
+    }
+}
+
+/// What became of an acceptance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    pub run: RunId,
+    /// The same idempotency key made it before.
+    pub replayed: bool,
+}
+
+/// Where a run stands after a segment, or as it is stored.
+#[derive(Debug, Clone)]
+pub struct RunResult<S, E> {
+    pub run: RunId,
+    pub status: Status,
+    pub life: u32,
+    /// The last committed state.
+    pub state: S,
+    /// For the next resume: only this one is valid (D91).
+    pub token: ResumeToken,
+    /// Of a run that is over.
+    pub outcome: Option<Outcome>,
+    /// The typed effects of a run that is over, in order (D105).
+    pub effects: Vec<E>,
+    /// Of a run that is parked.
+    pub waiting: Option<Waiting>,
+    pub budgets: BTreeMap<String, Budget>,
+}
+
+impl<S, E> RunResult<S, E> {
+    /// Of a run that is over.
+    pub fn reason(&self) -> Option<Reason> {
+        self.outcome.as_ref().map(|outcome| outcome.reason)
+    }
+}
+
+impl<S, E> Inner<S, E> {
+    pub(crate) fn lease_request(&self) -> LeaseRequest {
+        LeaseRequest {
+            owner: self.owner.clone(),
+            ttl: self.keeper.ttl(),
+        }
+    }
+
+    pub(crate) fn entry(&self, head: &RunHead, incarnation: u64) -> Entry {
+        Entry {
+            run: head.id.clone(),
+            node: head.cursor.clone().unwrap_or_else(|| self.graph.entry.clone()),
+            activation: head.activation,
+            attempt: head.attempt,
+            life: head.life,
+            incarnation,
+            recovery_limit: self.graph.recovery_attempts,
+            max_payload: self.limits.max_payload,
+        }
+    }
+
+    pub(crate) fn check_state(&self, state: &Payload) -> Result<(), RunError> {
+        let bytes = state.bytes().len() as u64;
+        if bytes > self.limits.max_state {
+            return Err(RunError::PayloadTooLarge {
+                what: "state",
+                bytes,
+                limit: self.limits.max_state,
+            });
+        }
+        Ok(())
+    }
+
+    /// A run is of exactly one definition; another version, label or digest is never guessed to fit (D58, D116). Why this one
+    /// is another.
+    pub(crate) fn mismatch(&self, head: &RunHead) -> Option<String> {
+        let (mine, its) = (&self.graph.definition, &head.definition);
+        (mine != its).then(|| {
+            format!(
+                "it is of {} {} version {} ({}), this is {} {} version {} ({})",
+                its.kind, its.name, its.version, its.digest, mine.kind, mine.name, mine.version, mine.digest
+            )
+        })
+    }
+
+    pub(crate) fn check_definition(&self, head: &RunHead) -> Result<(), RunError> {
+        self.mismatch(head)
+            .map_or(Ok(()), |why| Err(RunError::DefinitionChanged(why)))
+    }
+
+    /// Gives a lease back, within five seconds and whatever became of the caller (D135).
+    pub(crate) async fn release(&self, held: &Held) {
+        let release = self.store.release(held.lease().clone());
+        match tokio::time::timeout(Duration::from_secs(5), release).await {
+            Ok(Ok(()) | Err(crate::store::StoreError::LeaseLost)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "a lease was not released; it will expire"),
+            Err(_) => tracing::warn!("a lease was not released in time; it will expire"),
+        }
+    }
+}
+
+impl<S, E> Runner<S, E>
+where
+    S: Send + Sync + 'static,
+    E: Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    /// # Errors
+    /// `invalid_request` when the lease time is below a millisecond or a limit is zero.
+    pub fn new(graph: Arc<Graph<S, E>>, store: Arc<dyn Store>, options: Options) -> Result<Self, RunError> {
+        if options.lease_ttl < Duration::from_millis(1) {
+            return Err(RunError::InvalidRequest {
+                field: "lease_ttl",
+                why: "must be at least 1ms".to_owned(),
+            });
+        }
+        if options.limits.max_state == 0
+            || options.limits.max_payload == 0
+            || options.limits.max_deliveries == 0
+        {
+            return Err(RunError::InvalidRequest {
+                field: "limits",
+                why: "must not be zero".to_owned(),
+            });
+        }
+        let keeper = Keeper::new(Arc::clone(&store), options.lease_ttl);
+        Ok(Self {
+            inner: Arc::new(Inner {
+                graph,
+                store,
+                keeper,
+                owner: options.owner,
+                limits: options.limits,
+                cancel_grace: options.cancel_grace,
+                bindings: Arc::new(options.bindings),
+            }),
+        })
+    }
+
+    pub fn graph(&self) -> &Graph<S, E> {
+        &self.inner.graph
+    }
+
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// Everything that needs no graph: cancelling, resolving, reading.
+    pub fn operator(&self) -> Operator {
+        Operator::new(
+            Arc::clone(&self.inner.store),
+            self.inner.owner.clone(),
+            self.inner.keeper.ttl(),
+            self.inner.limits,
+        )
+    }
+
+    fn creation(
+        &self,
+        start: Start<S>,
+        now: Timestamp,
+        lease: Option<LeaseRequest>,
+    ) -> Result<Create, RunError> {
+        let graph = &self.inner.graph;
+        let state = graph
+            .encode(&start.state)
+            .map_err(|why| RunError::InvalidRequest { field: "state", why })?;
+        self.inner.check_state(&state)?;
+        let mut budgets = graph.budgets.clone();
+        for (name, limit) in start.budgets {
+            match budgets.get_mut(&name) {
+                Some(budget) => budget.limit = limit,
+                None => {
+                    return Err(RunError::InvalidBudget(format!(
+                        "budget {name:?} is not declared"
+                    )));
+                }
+            }
+        }
+        let id = start.run.unwrap_or_else(RunId::random);
+        let running = lease.is_some();
+        let mut events = vec![event(1, EventName::Created, now, b"{}")];
+        if running {
+            events.push(event(
+                2,
+                EventName::Started,
+                now,
+                b"{\"life\":1,\"recovered\":false}",
+            ));
+            let data = serde_json::json!({ "step": graph.entry.as_str(), "activation": 1, "attempt": 1 })
+                .to_string();
+            events.push(event(3, EventName::StepStarted, now, data.as_bytes()));
+        }
+        let lineage = start.parent.unwrap_or_else(|| Lineage {
+            parent: None,
+            root: id.clone(),
+            origin: None,
+        });
+        let head = RunHead {
+            id,
+            revision: Revision::FIRST,
+            definition: graph.definition.clone(),
+            lineage,
+            life: 1,
+            status: if running { Status::Running } else { Status::Queued },
+            cursor: Some(graph.entry.clone()),
+            activation: 1,
+            attempt: 1,
+            recoveries: 0,
+            state_digest: *state.digest(),
+            budgets,
+            metadata: start.metadata,
+            waiting: None,
+            outcome: None,
+            deadline: start.deadline.map(|deadline| match deadline {
+                crate::graph::Deadline::At(at) => at,
+                crate::graph::Deadline::In(span) => now.plus(span),
+            }),
+            event_seq: events.len() as u64,
+            open_activities: 0,
+            armed_waits: 0,
+            effects: 0,
+            traceparent: start.traceparent,
+            commit_id: Uuid::from_u64_pair(fastrand::u64(..), fastrand::u64(..)),
+            created_at: now,
+            updated_at: now,
+        };
+        Ok(Create {
+            head,
+            state,
+            events,
+            due_at: Some(now),
+            lease,
+            idempotency: start.idempotency,
+        })
+    }
+
+    /// Accepts a run: durable when this returns, run by whoever claims it (D25).
+    ///
+    /// # Errors
+    /// `idempotency_conflict` when the id or the key is taken by another run; `run_deleted`; `payload_too_large`;
+    /// `budget_invalid`; the store's.
+    pub async fn accept(&self, start: Start<S>) -> Result<Accepted, RunError> {
+        let now = self.inner.store.now().await?;
+        let create = self.creation(start, now, None)?;
+        self.create(create).await.map(|(accepted, _)| accepted)
+    }
+
+    async fn create(&self, create: Create) -> Result<(Accepted, Option<Acquired>), RunError> {
+        let (head, state) = (create.head.clone(), create.state.clone());
+        let mut tries = 0;
+        loop {
+            let created = match self.inner.store.create(create.clone()).await {
+                // Whether it landed is told by the commit's own id.
+                Err(error @ crate::store::StoreError::Unconfirmed { .. }) => {
+                    match self.inner.store.load(&head.id).await {
+                        Ok(loaded) if loaded.head.commit_id == head.commit_id => Created::New {
+                            lease: loaded.lease,
+                            now: loaded.now,
+                        },
+                        Err(crate::store::StoreError::NotFound) if tries < 3 => {
+                            tries += 1;
+                            continue;
+                        }
+                        Ok(_) | Err(_) => return Err(error.into()),
+                    }
+                }
+                created => created?,
+            };
+            return match created {
+                Created::New { lease, now } => {
+                    let accepted = Accepted {
+                        run: head.id.clone(),
+                        replayed: false,
+                    };
+                    let acquired = match lease {
+                        None => None,
+                        Some(lease) => {
+                            let mut head = head;
+                            head.revision = Revision::FIRST;
+                            let seal = crate::envelope::seal_of(&head, &state)?;
+                            let loaded = Loaded {
+                                head,
+                                state,
+                                seal,
+                                inbox: crate::record::Inbox::default(),
+                                lease: Some(lease.clone()),
+                                now,
+                            };
+                            Some(Acquired { lease, loaded })
+                        }
+                    };
+                    Ok((accepted, acquired))
+                }
+                Created::Replayed { run } => Ok((Accepted { run, replayed: true }, None)),
+                Created::KeyConflict { .. } | Created::Exists => Err(RunError::Conflict),
+            };
+        }
+    }
+
+    /// Accepts a run and runs it here, to its first park or end.
+    ///
+    /// # Errors
+    /// As `accept`, and what keeps the segment from being recorded. A run that fails is a result, not an error.
+    pub async fn start(&self, start: Start<S>) -> Result<RunResult<S, E>, RunError> {
+        let (_keep, stop) = watch::channel(false);
+        self.start_with(start, None, stop).await
+    }
+
+    async fn start_with(
+        &self,
+        start: Start<S>,
+        published: Option<watch::Sender<u64>>,
+        stop: watch::Receiver<bool>,
+    ) -> Result<RunResult<S, E>, RunError> {
+        let now = self.inner.store.now().await?;
+        let create = self.creation(start, now, Some(self.inner.lease_request()))?;
+        let asked = Instant::now();
+        match self.create(create).await? {
+            (_, Some(acquired)) => {
+                self.segment(acquired, asked, Intent::Fresh, published, stop)
+                    .await
+            }
+            (accepted, None) => self.result(&accepted.run).await,
+        }
+    }
+
+    /// Resumes a run with the token of its last result, to its next park or end. A run that has succeeded answers its stored
+    /// result and runs nothing (D64).
+    ///
+    /// # Errors
+    /// The refusals of `evaluate_resume`, typed; `invalid_resume_target`, `budget_invalid`, `payload_too_large`; what keeps the
+    /// segment from being recorded.
+    pub async fn resume(&self, token: &ResumeToken, resume: Resume<S>) -> Result<RunResult<S, E>, RunError> {
+        let (_keep, stop) = watch::channel(false);
+        self.resume_with(token, resume, None, stop).await
+    }
+
+    async fn resume_with(
+        &self,
+        token: &ResumeToken,
+        resume: Resume<S>,
+        published: Option<watch::Sender<u64>>,
+        stop: watch::Receiver<bool>,
+    ) -> Result<RunResult<S, E>, RunError> {
+        let loaded = self.inner.store.load(&token.run).await?;
+        let moves = resume.target.is_some();
+        if let Some(refused) = refusal(self.decide(token, &loaded), &loaded, moves) {
+            return Err(refused);
+        }
+        if loaded.head.status == Status::Succeeded {
+            return self.shown(loaded.head, &loaded.state);
+        }
+        let asked = Instant::now();
+        let acquired = self
+            .inner
+            .store
+            .acquire(&token.run, self.inner.lease_request())
+            .await?;
+        if acquired.loaded.head.revision != token.revision {
+            let current = ResumeToken {
+                run: token.run.clone(),
+                revision: acquired.loaded.head.revision,
+            };
+            let held = self.hold(&acquired, asked);
+            self.inner.release(&held).await;
+            return Err(RunError::StaleToken { current });
+        }
+        self.segment(acquired, asked, Intent::Resume(resume), published, stop)
+            .await
+    }
+
+    fn hold(&self, acquired: &Acquired, asked: Instant) -> Held {
+        let loaded = &acquired.loaded;
+        self.inner
+            .keeper
+            .hold(acquired.lease.clone(), asked, loaded.now, loaded.inbox.signal)
+    }
+
+    /// Runs a run that was claimed, to its next park or end. `asked` is when the claim was sent.
+    ///
+    /// # Errors
+    /// What keeps the segment from being recorded.
+    pub async fn run_claimed(
+        &self,
+        acquired: Acquired,
+        asked: Instant,
+        stop: watch::Receiver<bool>,
+    ) -> Result<RunResult<S, E>, RunError> {
+        self.segment(acquired, asked, Intent::Claimed, None, stop).await
+    }
+
+    async fn segment(
+        &self,
+        acquired: Acquired,
+        asked: Instant,
+        intent: Intent<S>,
+        published: Option<watch::Sender<u64>>,
+        stop: watch::Receiver<bool>,
+    ) -> Result<RunResult<S, E>, RunError> {
+        let held = self.hold(&acquired, asked);
+        let mut segment = Segment::open(Arc::clone(&self.inner), acquired, held, published, stop).await?;
+        if segment.admit(intent).await? {
+            segment.run().await?;
+        }
+        let (head, state) = (segment.head, segment.state);
+        self.clean_up(&head).await;
+        self.shown(head, &state)
+    }
+
+    /// Retention, after the lease is released; its failure changes no result (D226).
+    async fn clean_up(&self, head: &RunHead) {
+        let (store, graph) = (&self.inner.store, &self.inner.graph);
+        if head.status == Status::Succeeded && graph.delete_on_success {
+            if let Err(error) = store.delete_if_idle(&head.id).await {
+                tracing::warn!(%error, "a finished run was not deleted");
+            }
+            return;
+        }
+        if let Some(keep) = graph.keep_checkpoints
+            && head.revision.get() > u64::from(keep)
+            && let Err(error) = store.prune(&head.id, keep).await
+        {
+            tracing::warn!(%error, "checkpoints were not pruned");
+        }
+    }
+
+    /// The stored result of a run.
+    ///
+    /// # Errors
+    /// `run_not_found`, `run_deleted`, `run_corrupt`, `definition_changed`; the store's.
+    pub async fn result(&self, run: &RunId) -> Result<RunResult<S, E>, RunError> {
+        let loaded = self.inner.store.load(run).await?;
+        self.inner.check_definition(&loaded.head)?;
+        self.shown(loaded.head, &loaded.state)
+    }
+
+    fn shown(&self, head: RunHead, state: &Payload) -> Result<RunResult<S, E>, RunError> {
+        let outcome = head
+            .outcome
+            .as_deref()
+            .map(Outcome::decode)
+            .transpose()
+            .map_err(|e| RunError::Corrupt(format!("the outcome cannot be read: {e}")))?;
+        let effects = outcome
+            .iter()
+            .flat_map(|outcome| &outcome.effects)
+            .map(|text| serde_json::from_str(text.get()))
+            .collect::<Result<Vec<E>, _>>()
+            .map_err(|e| RunError::Corrupt(format!("an effect cannot be read: {e}")))?;
+        Ok(RunResult {
+            token: ResumeToken {
+                run: head.id.clone(),
+                revision: head.revision,
+            },
+            run: head.id,
+            status: head.status,
+            life: head.life,
+            state: self.inner.graph.decode(state).map_err(RunError::Corrupt)?,
+            outcome,
+            effects,
+            waiting: head.waiting,
+            budgets: head.budgets,
+        })
+    }
+}
+
+fn event(seq: u64, name: EventName, time: Timestamp, data: &[u8]) -> EventRecord {
+    EventRecord {
+        seq,
+        life: 1,
+        name: std::borrow::Cow::Borrowed(name.as_str()),
+        terminal: false,
+        time,
+        data: bytes::Bytes::copy_from_slice(data),
+    }
+}
+
+/// Runs claimed runs of one graph, whatever its types: what a host keeps per definition.
+pub trait Drive: Send + Sync + 'static {
+    /// `(kind, name)`.
+    fn definition(&self) -> (String, String);
+    /// Whether it is of exactly this version.
+    fn fits(&self, head: &RunHead) -> bool;
+    /// To the next park or end; where it stands then.
+    fn drive(
+        &self,
+        acquired: Acquired,
+        asked: Instant,
+        stop: watch::Receiver<bool>,
+    ) -> BoxFuture<'_, Result<Status, RunError>>;
+}
+
+impl<S, E> Drive for Runner<S, E>
+where
+    S: Send + Sync + 'static,
+    E: Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    fn definition(&self) -> (String, String) {
+        let definition = &self.inner.graph.definition;
+        (definition.kind.clone(), definition.name.clone())
+    }
+
+    fn fits(&self, head: &RunHead) -> bool {
+        head.definition == self.inner.graph.definition
+    }
+
+    fn drive(
+        &self,
+        acquired: Acquired,
+        asked: Instant,
+        stop: watch::Receiver<bool>,
+    ) -> BoxFuture<'_, Result<Status, RunError>> {
+        Box::pin(async move { Ok(self.run_claimed(acquired, asked, stop).await?.status) })
+    }
+}
