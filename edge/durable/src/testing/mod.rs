@@ -16,9 +16,11 @@
 pub mod build;
 mod clock;
 pub mod conformance;
+pub mod fault;
 mod fixture;
 mod memory;
 
 pub use clock::ManualClock;
+pub use fault::{Fault, FaultStore};
 pub use fixture::{Fixture, Tamper};
 pub use memory::MemoryFixture;
