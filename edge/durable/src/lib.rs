@@ -4,6 +4,7 @@ pub mod envelope;
 pub mod failure;
 pub mod graph;
 pub mod runner;
+pub mod host;
 pub mod ids;
 pub mod machine;
 pub mod payload;

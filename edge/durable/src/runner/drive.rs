@@ -96,7 +96,8 @@ where
                         std::future::pending::<()>().await;
                     }
                 });
-                let interrupted = why.is_some();
+                // A stop lets every call finish; a cancellation waits for those that cannot be repeated.
+                let interrupted = why.map(|(why, _)| why == Why::Stop);
                 std::future::poll_fn(|cx| {
                     if let Poll::Ready(end) = Pin::new(&mut node).poll(cx) {
                         return Poll::Ready(Event::Node(end));
@@ -111,8 +112,13 @@ where
                         None if ledger.is_parked() => return Poll::Ready(Event::Parked),
                         None => {}
                     }
-                    if interrupted {
-                        if !ledger.unsafe_in_flight() || grace.as_mut().poll(cx).is_ready() {
+                    if let Some(stops) = interrupted {
+                        let busy = if stops {
+                            ledger.in_flight()
+                        } else {
+                            ledger.unsafe_in_flight()
+                        };
+                        if !busy || grace.as_mut().poll(cx).is_ready() {
                             return Poll::Ready(Event::GraceOver);
                         }
                     } else {

@@ -60,9 +60,10 @@ impl Keeper {
     /// Takes care of a lease that was asked for at `asked` and answered when the store's clock said `now`.
     pub(crate) fn hold(self: &Arc<Self>, lease: Lease, asked: Instant, now: Timestamp, signal: u64) -> Held {
         let key = (lease.run.clone(), lease.incarnation);
+        let lasts = lease.expires_at.since(now);
         let state = Arc::new(HeldState {
             lease,
-            valid_until: Mutex::new(asked + self.ttl),
+            valid_until: Mutex::new(asked + lasts),
             lost: AtomicBool::new(false),
             signal: AtomicU64::new(signal),
             poked: AtomicBool::new(false),

@@ -486,6 +486,10 @@ impl Ledger {
         self.inner.lock().stopping = true;
     }
 
+    pub(crate) fn in_flight(&self) -> bool {
+        !self.inner.lock().in_flight.is_empty()
+    }
+
     pub(crate) fn unsafe_in_flight(&self) -> bool {
         self.inner
             .lock()

@@ -199,6 +199,8 @@ pub struct Claim {
     pub lease: LeaseRequest,
     /// `(kind, name)` of the definitions this worker can run; others are left alone. At least one.
     pub definitions: Vec<(String, String)>,
+    /// Runs to pass over.
+    pub except: Vec<RunId>,
     /// At most this many.
     pub limit: u32,
 }

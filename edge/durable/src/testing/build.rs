@@ -67,6 +67,7 @@ pub fn claim(owner: &str, limit: u32) -> Claim {
     Claim {
         lease: lease_for(owner, LONG),
         definitions: vec![(DEFINITION.0.to_owned(), DEFINITION.1.to_owned())],
+        except: Vec::new(),
         limit,
     }
 }

@@ -19,6 +19,7 @@ pub mod conformance;
 pub mod fault;
 mod fixture;
 mod memory;
+pub mod model;
 
 pub use clock::ManualClock;
 pub use fault::{Fault, FaultStore};

@@ -57,6 +57,7 @@ impl Tables {
             .iter()
             .filter(|(run, rows)| {
                 rows.inbox.quarantine.is_none()
+                    && !claim.except.contains(run)
                     && claim
                         .definitions
                         .iter()

@@ -115,6 +115,7 @@ pub async fn only_known_definitions_are_claimed(fixture: &dyn Fixture) {
             .iter()
             .map(|(kind, name)| ((*kind).to_owned(), (*name).to_owned()))
             .collect(),
+        except: Vec::new(),
         limit: 10,
     };
     let ids = |claimed: crate::store::Claimed| -> Vec<String> {
@@ -137,6 +138,19 @@ pub async fn only_known_definitions_are_claimed(fixture: &dyn Fixture) {
     assert_eq!(ids(none), NONE);
     let last = store.claim(known(&[("flow", "a")])).await.unwrap();
     assert_eq!(ids(last), ["3"]);
+}
+
+pub async fn named_runs_are_passed_over(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    for id in ["1", "2", "3"] {
+        queued(&*store, id).await;
+    }
+    let mut wanted = crate::testing::build::claim("claimer", 1);
+    wanted.except = vec![run("1"), run("2")];
+    let found = store.claim(wanted).await.unwrap();
+    assert_eq!(found.runs.len(), 1);
+    assert_eq!(found.runs[0].lease.run, run("3"));
+    assert_eq!(claimed(&*store, 10).await, ["1", "2"]);
 }
 
 pub async fn a_held_run_is_skipped(fixture: &dyn Fixture) {
