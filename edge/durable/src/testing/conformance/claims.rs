@@ -153,6 +153,22 @@ pub async fn named_runs_are_passed_over(fixture: &dyn Fixture) {
     assert_eq!(claimed(&*store, 10).await, ["1", "2"]);
 }
 
+pub async fn named_runs_are_passed_over(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let now = store.now().await.unwrap();
+    for (id, ms) in [("a", 3_000), ("b", 2_000), ("c", 1_000)] {
+        due(&*store, id, Some(before(now, ms))).await;
+    }
+    let mut others = claim("claimer", 1);
+    others.except = vec![run("a"), run("never heard of")];
+    let claimed = store.claim(others.clone()).await.unwrap().runs;
+    assert_eq!(claimed.len(), 1);
+    assert_eq!(claimed[0].lease.run, run("b"));
+    others.except = vec![run("a"), run("c")];
+    assert!(store.claim(others).await.unwrap().runs.is_empty());
+    assert_eq!(super::support::claimed(&*store, 10).await, ["a", "c"]);
+}
+
 pub async fn a_held_run_is_skipped(fixture: &dyn Fixture) {
     let store = fixture.store();
     let acquired = held(&*store, "held").await;
