@@ -142,19 +142,6 @@ pub async fn only_known_definitions_are_claimed(fixture: &dyn Fixture) {
 
 pub async fn named_runs_are_passed_over(fixture: &dyn Fixture) {
     let store = fixture.store();
-    for id in ["1", "2", "3"] {
-        queued(&*store, id).await;
-    }
-    let mut wanted = crate::testing::build::claim("claimer", 1);
-    wanted.except = vec![run("1"), run("2")];
-    let found = store.claim(wanted).await.unwrap();
-    assert_eq!(found.runs.len(), 1);
-    assert_eq!(found.runs[0].lease.run, run("3"));
-    assert_eq!(claimed(&*store, 10).await, ["1", "2"]);
-}
-
-pub async fn named_runs_are_passed_over(fixture: &dyn Fixture) {
-    let store = fixture.store();
     let now = store.now().await.unwrap();
     for (id, ms) in [("a", 3_000), ("b", 2_000), ("c", 1_000)] {
         due(&*store, id, Some(before(now, ms))).await;

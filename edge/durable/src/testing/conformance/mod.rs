@@ -99,7 +99,7 @@ macro_rules! conformance_tests {
                 a_run_that_is_over_is_never_claimed,
                 only_known_definitions_are_claimed,
                 named_runs_are_passed_over,
-            a_held_run_is_skipped,
+                a_held_run_is_skipped,
                 the_run_of_a_lost_worker_is_claimed,
                 a_run_set_aside_is_skipped,
                 claimers_share_without_overlap,
