@@ -1,0 +1,223 @@
+//! The rows beside the heads of a batch: one data-modifying part per table that the batch touches.
+
+use super::sql::Sql;
+use super::work::Rows;
+
+/// The rows of one member of a batch; `place` counts from 1.
+pub(super) struct Member<'b> {
+    pub(super) place: i32,
+    pub(super) run: &'b str,
+    pub(super) rows: &'b Rows,
+}
+
+/// Adds `, name AS (INSERT …)` for every table that has rows in this batch. `when` is a condition on `c.place`, true for the
+/// members that pass.
+pub(super) fn push(sql: &mut Sql, members: &[Member<'_>], when: &str) {
+    activities(sql, members, when);
+    waits(sql, members, when);
+    steps(sql, members, when);
+    decisions(sql, members, when);
+    events(sql, members, when);
+    blobs(sql, members, when);
+}
+
+/// All rows of one table, each with its member.
+fn of<'b, R: 'b>(
+    members: &'b [Member<'b>],
+    rows: impl Fn(&'b Rows) -> &'b [R] + Clone + 'b,
+) -> impl Iterator<Item = (&'b Member<'b>, &'b R)> + Clone + 'b {
+    members
+        .iter()
+        .flat_map(move |member| rows(member.rows).iter().map(move |row| (member, row)))
+}
+
+/// The two columns every table has here: whose row it is.
+fn whose<'b, R: 'b>(sql: &mut Sql, what: &str, rows: impl Iterator<Item = (&'b Member<'b>, &'b R)> + Clone) {
+    sql.push(what);
+    sql.column("int4", rows.clone().map(|(member, _)| member.place))
+        .push(", ");
+    sql.column("text", rows.map(|(member, _)| member.run));
+}
+
+fn activities(sql: &mut Sql, members: &[Member<'_>], when: &str) {
+    let rows = of(members, |rows| &rows.activities);
+    if rows.clone().next().is_none() {
+        return;
+    }
+    let what = ", activity AS (INSERT INTO activities AS t (run_id, activity_id, activation, state, body, input, \
+         input_digest, output, output_digest, seal) \
+         SELECT c.run_id, c.activity_id, c.activation, c.state, c.body, c.input, c.input_digest, c.output, \
+         c.output_digest, c.seal FROM unnest(";
+    whose(sql, what, rows.clone());
+    sql.push(", ")
+        .column("text", rows.clone().map(|(_, r)| &*r.activity_id));
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| r.activation));
+    sql.push(", ")
+        .column("text", rows.clone().map(|(_, r)| &*r.state));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| &*r.body));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| r.input.inline.as_deref()));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| &r.input.digest[..]));
+    sql.push(", ").column(
+        "bytea",
+        rows.clone()
+            .map(|(_, r)| r.output.as_ref().and_then(|o| o.inline.as_deref())),
+    );
+    sql.push(", ").column(
+        "bytea",
+        rows.clone()
+            .map(|(_, r)| r.output.as_ref().map(|o| &o.digest[..])),
+    );
+    sql.push(", ")
+        .column("bytea", rows.map(|(_, r)| r.seal.as_ref().map(|s| &s[..])));
+    sql.push(
+        ") AS c(place, run_id, activity_id, activation, state, body, input, input_digest, output, output_digest, seal) \
+         WHERE ",
+    )
+    .push(when)
+    .push(
+        " ON CONFLICT (run_id, activation, activity_id) DO UPDATE SET state = EXCLUDED.state, body = EXCLUDED.body, \
+         input = EXCLUDED.input, input_digest = EXCLUDED.input_digest, output = EXCLUDED.output, \
+         output_digest = EXCLUDED.output_digest, seal = EXCLUDED.seal)",
+    );
+}
+
+fn waits(sql: &mut Sql, members: &[Member<'_>], when: &str) {
+    let rows = of(members, |rows| &rows.waits);
+    if rows.clone().next().is_none() {
+        return;
+    }
+    let what = ", wait AS (INSERT INTO waits AS t (run_id, wait_id, correlation_id, activation, status, deadline, armed_at, \
+         body, subject, subject_digest, delivered, delivered_digest, seal) \
+         SELECT c.run_id, c.wait_id, c.correlation_id, c.activation, c.status, c.deadline, c.armed_at, c.body, c.subject, \
+         c.subject_digest, c.delivered, c.delivered_digest, c.seal FROM unnest(";
+    whose(sql, what, rows.clone());
+    sql.push(", ")
+        .column("text", rows.clone().map(|(_, r)| &*r.wait_id));
+    sql.push(", ")
+        .column("text", rows.clone().map(|(_, r)| &*r.correlation_id));
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| r.activation));
+    sql.push(", ")
+        .column("text", rows.clone().map(|(_, r)| &*r.status));
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| r.deadline));
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| r.armed_at));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| &*r.body));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| r.subject.inline.as_deref()));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| &r.subject.digest[..]));
+    sql.push(", ").column(
+        "bytea",
+        rows.clone()
+            .map(|(_, r)| r.delivered.as_ref().and_then(|d| d.inline.as_deref())),
+    );
+    sql.push(", ").column(
+        "bytea",
+        rows.clone()
+            .map(|(_, r)| r.delivered.as_ref().map(|d| &d.digest[..])),
+    );
+    sql.push(", ")
+        .column("bytea", rows.map(|(_, r)| r.seal.as_ref().map(|s| &s[..])));
+    sql.push(
+        ") AS c(place, run_id, wait_id, correlation_id, activation, status, deadline, armed_at, body, subject, \
+         subject_digest, delivered, delivered_digest, seal) WHERE ",
+    )
+    .push(when)
+    .push(
+        " ON CONFLICT (run_id, wait_id) DO UPDATE SET correlation_id = EXCLUDED.correlation_id, \
+         activation = EXCLUDED.activation, status = EXCLUDED.status, deadline = EXCLUDED.deadline, \
+         armed_at = EXCLUDED.armed_at, body = EXCLUDED.body, subject = EXCLUDED.subject, \
+         subject_digest = EXCLUDED.subject_digest, delivered = EXCLUDED.delivered, \
+         delivered_digest = EXCLUDED.delivered_digest, seal = EXCLUDED.seal)",
+    );
+}
+
+fn steps(sql: &mut Sql, members: &[Member<'_>], when: &str) {
+    let rows = of(members, |rows| &rows.steps);
+    if rows.clone().next().is_none() {
+        return;
+    }
+    let what = ", step AS (INSERT INTO steps AS t (run_id, activation, node, status, body) \
+         SELECT c.run_id, c.activation, c.node, c.status, c.body FROM unnest(";
+    whose(sql, what, rows.clone());
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| r.activation));
+    sql.push(", ").column("text", rows.clone().map(|(_, r)| &*r.node));
+    sql.push(", ").column("text", rows.clone().map(|(_, r)| r.status));
+    sql.push(", ").column("bytea", rows.map(|(_, r)| &*r.body));
+    sql.push(") AS c(place, run_id, activation, node, status, body) WHERE ")
+        .push(when)
+        .push(
+            " ON CONFLICT (run_id, activation) DO UPDATE SET node = EXCLUDED.node, status = EXCLUDED.status, \
+         body = EXCLUDED.body)",
+        );
+}
+
+fn decisions(sql: &mut Sql, members: &[Member<'_>], when: &str) {
+    let rows = of(members, |rows| &rows.decisions);
+    if rows.clone().next().is_none() {
+        return;
+    }
+    let what = ", decision AS (INSERT INTO decisions (run_id, scope, decision_id, content, body, created_at) \
+         SELECT c.run_id, c.scope, c.decision_id, c.content, c.body, c.created_at FROM unnest(";
+    whose(sql, what, rows.clone());
+    sql.push(", ")
+        .column("text", rows.clone().map(|(_, r)| r.scope.to_text()));
+    sql.push(", ")
+        .column("text", rows.clone().map(|(_, r)| r.id.as_str()));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| &r.content[..]));
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| &*r.body));
+    sql.push(", ")
+        .column("int8", rows.map(|(_, r)| r.created_at.as_millis()));
+    sql.push(") AS c(place, run_id, scope, decision_id, content, body, created_at) WHERE ")
+        .push(when)
+        .push(")");
+}
+
+fn events(sql: &mut Sql, members: &[Member<'_>], when: &str) {
+    let rows = of(members, |rows| &rows.events);
+    if rows.clone().next().is_none() {
+        return;
+    }
+    let what = ", event AS (INSERT INTO events (run_id, seq, life, name, terminal, time, data) \
+         SELECT c.run_id, c.seq, c.life, c.name, c.terminal, c.time, c.data FROM unnest(";
+    whose(sql, what, rows.clone());
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| super::work::signed(r.seq)));
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| i64::from(r.life)));
+    sql.push(", ").column("text", rows.clone().map(|(_, r)| &*r.name));
+    sql.push(", ")
+        .column("bool", rows.clone().map(|(_, r)| r.terminal));
+    sql.push(", ")
+        .column("int8", rows.clone().map(|(_, r)| r.time.as_millis()));
+    sql.push(", ").column("bytea", rows.map(|(_, r)| &*r.data));
+    sql.push(") AS c(place, run_id, seq, life, name, terminal, time, data) WHERE ")
+        .push(when)
+        .push(")");
+}
+
+fn blobs(sql: &mut Sql, members: &[Member<'_>], when: &str) {
+    let rows = of(members, |rows| &rows.blobs);
+    if rows.clone().next().is_none() {
+        return;
+    }
+    let what = ", blob AS (INSERT INTO blobs (run_id, digest, bytes) \
+         SELECT c.run_id, c.digest, c.bytes FROM unnest(";
+    whose(sql, what, rows.clone());
+    sql.push(", ")
+        .column("bytea", rows.clone().map(|(_, r)| &r.digest[..]));
+    sql.push(", ").column("bytea", rows.map(|(_, r)| &*r.bytes));
+    sql.push(") AS c(place, run_id, digest, bytes) WHERE ")
+        .push(when)
+        .push(" ON CONFLICT (run_id, digest) DO NOTHING)");
+}

@@ -1,0 +1,324 @@
+//! Leases: who may write to a run (D123 to D131). One statement each: the head is locked, then the lease, then the fence moves.
+//!
+//! What is granted is opened afterwards: a run that turns out to be corrupt is set aside and its lease given back, one of a
+//! newer schema is left to those who know it.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgRow;
+
+use super::connect::Pool;
+use super::read::{absent, state_of};
+use super::rows::{self, Cells, HEAD, HeadCells, time, unsigned};
+use super::sql::{NOW, Sql};
+use super::work::{signed, ttl_ms};
+use crate::envelope::SCHEMA_VERSION;
+use crate::ids::{Owner, RunId};
+use crate::store::{Acquired, Claim, Claimed, Lease, LeaseRequest, Loaded, Renewal, StoreError};
+use crate::time::Timestamp;
+
+/// Locks the lease of a head `r` that is locked, and asks the clock.
+const LOCK_LEASE: &str = " LEFT JOIN LATERAL (SELECT e.expires_at FROM run_leases e \
+     WHERE e.run_id = r.run_id FOR UPDATE) AS l ON true OFFSET 0) AS z) AS y)";
+
+/// Opens `locked`: heads with `now`, `held`, `free`.
+fn locked(sql: &mut Sql) {
+    sql.push(
+        "locked AS MATERIALIZED (SELECT y.*, NOT y.held AND y.quarantine IS NULL AS free FROM (\
+         SELECT z.*, COALESCE(z.lease_expires_at > z.now, false) AS held FROM (\
+         SELECT r.*, l.expires_at AS lease_expires_at, ",
+    )
+    .push(NOW)
+    .push(" AS now FROM ");
+}
+
+/// Moves the fence of every run in `locked` that is free, and gives its lease out.
+fn grant(sql: &mut Sql, request: &LeaseRequest) {
+    sql.push(
+        ", fence AS (UPDATE run_fences AS t SET fence = t.fence + 1 FROM locked k \
+         WHERE k.free AND t.run_id = k.run_id RETURNING t.run_id, t.fence, k.now), \
+         lease AS (INSERT INTO run_leases AS t (run_id, owner, incarnation, expires_at) SELECT f.run_id, ",
+    );
+    sql.bind(request.owner.as_str().to_owned()).push(", f.fence, ");
+    expires(sql, "f.now", request.ttl);
+    sql.push(
+        " FROM fence f ON CONFLICT (run_id) DO UPDATE SET owner = EXCLUDED.owner, \
+         incarnation = EXCLUDED.incarnation, expires_at = EXCLUDED.expires_at \
+         RETURNING t.run_id, t.incarnation, t.expires_at) \
+         SELECT r.run_id, r.now, r.held, g.incarnation, g.expires_at, ",
+    )
+    .push(HEAD)
+    .push(" FROM locked r LEFT JOIN lease g ON g.run_id = r.run_id ORDER BY r.due_at, r.run_id");
+}
+
+/// When a lease ends that is given at `now`.
+fn expires(sql: &mut Sql, now: &str, ttl: Duration) {
+    sql.push("LEAST(")
+        .push(now)
+        .push(" + ")
+        .bind(ttl_ms(ttl))
+        .push(", ");
+    sql.bind(Timestamp::MAX.as_millis()).push(")");
+}
+
+/// A row of `grant`.
+struct Grant {
+    run: RunId,
+    now: i64,
+    held: bool,
+    /// Incarnation and end.
+    lease: Option<(i64, i64)>,
+    head: Result<HeadCells, StoreError>,
+}
+
+impl Grant {
+    fn read(row: &PgRow) -> Result<Self, StoreError> {
+        let mut cells = Cells::new(row);
+        let run = cells.run()?;
+        let (now, held) = (cells.get()?, cells.get()?);
+        let lease = match (cells.get()?, cells.get()?) {
+            (Some(incarnation), Some(expires_at)) => Some((incarnation, expires_at)),
+            (None, _) | (_, None) => None,
+        };
+        Ok(Self {
+            run,
+            now,
+            held,
+            lease,
+            head: rows::head(&mut cells),
+        })
+    }
+
+    async fn open(self, pool: &Pool, owner: &Owner) -> Result<Acquired, StoreError> {
+        if self.held {
+            return Err(StoreError::Busy);
+        }
+        let head = self.head?;
+        let Some((incarnation, expires_at)) = self.lease else {
+            let why = head.inbox.quarantine;
+            return Err(StoreError::corrupt(
+                why.unwrap_or_else(|| "the fence is missing".to_owned()),
+            ));
+        };
+        let lease = Lease {
+            run: self.run.clone(),
+            owner: owner.clone(),
+            incarnation: unsigned(incarnation)?,
+            expires_at: time(expires_at)?,
+        };
+        // Not part of the statement: what another transaction wrote while its lock was waited for is not seen there.
+        let blob = state_of(pool, &head.row).await?;
+        let loaded: Loaded = head.open(&self.run, blob, Some(lease.clone()), time(self.now)?)?;
+        Ok(Acquired { lease, loaded })
+    }
+}
+
+/// Opens what was granted; what cannot be opened is not kept.
+async fn open(pool: &Pool, grant: Grant, owner: &Owner) -> Result<Acquired, StoreError> {
+    let (run, granted) = (grant.run.clone(), grant.lease);
+    let answer = grant.open(pool, owner).await;
+    if let (Err(error), Some((incarnation, _))) = (&answer, granted) {
+        give_back(pool, &run, incarnation, error).await?;
+    }
+    answer
+}
+
+/// Gives back a lease on a run that cannot be opened; a corrupt one is set aside.
+async fn give_back(pool: &Pool, run: &RunId, incarnation: i64, error: &StoreError) -> Result<(), StoreError> {
+    let why = if let StoreError::Corrupt { what } = error {
+        Some(what.clone())
+    } else {
+        None
+    };
+    pool.write(|| {
+        let mut sql = Sql::new("WITH head AS (UPDATE runs SET quarantine = COALESCE(");
+        sql.bind(why.as_deref())
+            .push(", quarantine) WHERE run_id = ")
+            .bind(run.as_str());
+        sql.push(
+            " RETURNING run_id) UPDATE run_leases AS t SET expires_at = 0 FROM head h \
+             WHERE t.run_id = h.run_id AND t.incarnation = ",
+        )
+        .bind(incarnation);
+        sql
+    })
+    .await
+    .map(|_| ())
+}
+
+/// # Errors
+/// `busy`, `not_found`, `deleted`, `corrupt`, `schema_unsupported`.
+pub(super) async fn acquire(
+    pool: &Pool,
+    run: &RunId,
+    request: &LeaseRequest,
+) -> Result<Acquired, StoreError> {
+    let rows = pool
+        .write(|| {
+            let mut sql = Sql::new("WITH ");
+            locked(&mut sql);
+            sql.push("(SELECT * FROM runs h WHERE h.run_id = ")
+                .bind(run.as_str().to_owned())
+                .push(" FOR UPDATE) AS r")
+                .push(LOCK_LEASE);
+            grant(&mut sql, request);
+            sql
+        })
+        .await?;
+    match rows.first() {
+        Some(row) => open(pool, Grant::read(row)?, &request.owner).await,
+        None => Err(absent(pool, run).await),
+    }
+}
+
+/// # Errors
+/// `unavailable`, `unconfirmed`.
+pub(super) async fn claim(pool: &Pool, claim: &Claim) -> Result<Claimed, StoreError> {
+    let mut claimed = Claimed::default();
+    loop {
+        let wanted = i64::from(claim.limit) - i64::try_from(claimed.runs.len()).unwrap_or(i64::MAX);
+        if wanted <= 0 {
+            return Ok(claimed);
+        }
+        let rows = pool.write(|| claim_sql(claim, wanted)).await?;
+        let mut aside = false;
+        for row in &rows {
+            let grant = Grant::read(row)?;
+            let run = grant.run.clone();
+            match open(pool, grant, &claim.lease.owner).await {
+                Ok(acquired) => claimed.runs.push(acquired),
+                Err(StoreError::Corrupt { what }) => {
+                    aside = true;
+                    claimed.quarantined.push((run, what));
+                }
+                // Somebody took it meanwhile, or a newer program is to run it.
+                Err(StoreError::Busy | StoreError::SchemaUnsupported { .. }) => {}
+                // What was granted runs out; what was opened is the caller's.
+                Err(error) if claimed.runs.is_empty() => return Err(error),
+                Err(_) => return Ok(claimed),
+            }
+        }
+        // The places of those that were set aside are for others.
+        if !aside {
+            return Ok(claimed);
+        }
+    }
+}
+
+/// A definition as the claim compares it: no two pairs have the same text.
+fn definition(kind: &str, name: &str) -> String {
+    format!("{}:{kind}{name}", kind.chars().count())
+}
+
+fn claim_sql(claim: &Claim, limit: i64) -> Sql {
+    let definitions = claim
+        .definitions
+        .iter()
+        .map(|(kind, name)| definition(kind, name));
+    let mut sql = Sql::new("WITH picked AS MATERIALIZED (SELECT h.* FROM runs h WHERE h.due_at <= (SELECT ");
+    sql.push(NOW)
+        .push(") AND h.quarantine IS NULL AND h.schema_version <= ")
+        .bind(i64::from(SCHEMA_VERSION))
+        .push(" AND length(h.kind) || ':' || h.kind || h.definition = ANY(")
+        .column("text", definitions)
+        .push(
+            ") AND COALESCE((SELECT e.expires_at FROM run_leases e WHERE e.run_id = h.run_id), 0) <= (SELECT ",
+        )
+        .push(NOW)
+        .push(") ORDER BY h.due_at, h.run_id LIMIT ")
+        .bind(limit)
+        .push(" FOR UPDATE OF h SKIP LOCKED), ");
+    locked(&mut sql);
+    sql.push("picked AS r").push(LOCK_LEASE);
+    grant(&mut sql, &claim.lease);
+    sql
+}
+
+/// # Errors
+/// `unavailable`, `unconfirmed`.
+pub(super) async fn renew(pool: &Pool, leases: &[Lease], ttl: Duration) -> Result<Vec<Renewal>, StoreError> {
+    if leases.is_empty() {
+        return Ok(Vec::new());
+    }
+    // In order of the run ids, like everything that locks several.
+    let mut order: Vec<(i32, &Lease)> = (0..).zip(leases).collect();
+    order.sort_by(|(_, a), (_, b)| a.run.cmp(&b.run));
+    let rows = pool
+        .write(|| {
+            let mut sql = Sql::new("WITH ");
+            handles(&mut sql, &order);
+            sql.push(", renewed AS (UPDATE run_leases AS t SET expires_at = ");
+            expires(&mut sql, "k.now", ttl);
+            sql.push(
+                " FROM (SELECT DISTINCT ON (run_id) run_id, now FROM locked WHERE live ORDER BY run_id) AS k \
+                 WHERE t.run_id = k.run_id RETURNING t.run_id, t.expires_at) \
+                 SELECT k.place, k.signal, n.expires_at FROM locked k \
+                 LEFT JOIN renewed n ON k.live AND n.run_id = k.run_id ORDER BY k.place",
+            );
+            sql
+        })
+        .await?;
+    let mut renewals = vec![Renewal::Lost; leases.len()];
+    for row in &rows {
+        let mut cells = Cells::new(row);
+        let place: i32 = cells.get()?;
+        let (signal, expires_at): (Option<i64>, Option<i64>) = (cells.get()?, cells.get()?);
+        let place = usize::try_from(place)
+            .ok()
+            .and_then(|place| renewals.get_mut(place));
+        if let (Some(signal), Some(expires_at), Some(renewal)) = (signal, expires_at, place) {
+            *renewal = Renewal::Live {
+                expires_at: time(expires_at)?,
+                signal: unsigned(signal)?,
+            };
+        }
+    }
+    Ok(renewals)
+}
+
+/// `locked`: which of these handles are live.
+fn handles(sql: &mut Sql, leases: &[(i32, &Lease)]) {
+    sql.push(
+        "locked AS MATERIALIZED (SELECT z.*, COALESCE(z.incarnation = z.wanted AND z.expires_at > z.now, false) AS live \
+         FROM (SELECT i.place, i.run_id, i.wanted, r.signal, r.due_at, l.incarnation, l.expires_at, ",
+    )
+    .push(NOW)
+    .push(" AS now FROM unnest(");
+    sql.column("int4", leases.iter().map(|(place, _)| *place))
+        .push(", ");
+    sql.column("text", leases.iter().map(|(_, l)| l.run.as_str()))
+        .push(", ");
+    sql.column("int8", leases.iter().map(|(_, l)| signed(l.incarnation))).push(
+        ") AS i(place, run_id, wanted) \
+         LEFT JOIN LATERAL (SELECT h.run_id, h.signal, h.due_at FROM runs h WHERE h.run_id = i.run_id FOR UPDATE) AS r ON true \
+         LEFT JOIN LATERAL (SELECT e.incarnation, e.expires_at FROM run_leases e \
+         WHERE e.run_id = r.run_id FOR UPDATE) AS l ON true OFFSET 0) AS z)",
+    );
+}
+
+/// Whether the run can be claimed at once by anybody.
+///
+/// # Errors
+/// `lease_lost`.
+pub(super) async fn release(pool: &Pool, lease: &Lease) -> Result<bool, StoreError> {
+    let rows = pool
+        .write(|| {
+            let mut sql = Sql::new("WITH ");
+            handles(&mut sql, &[(0, lease)]);
+            sql.push(
+                ", released AS (UPDATE run_leases AS t SET expires_at = 0 FROM locked k \
+                 WHERE k.live AND t.run_id = k.run_id) \
+                 SELECT k.live, COALESCE(k.due_at <= k.now, false) FROM locked k",
+            );
+            sql
+        })
+        .await?;
+    match rows.first() {
+        Some(row) => {
+            let mut cells = Cells::new(row);
+            let (live, due): (bool, bool) = (cells.get()?, cells.get()?);
+            if live { Ok(due) } else { Err(StoreError::LeaseLost) }
+        }
+        None => Err(StoreError::LeaseLost),
+    }
+}

@@ -1,0 +1,563 @@
+//! Pages, lists and single rows. One statement each, so what it says is of one moment.
+
+use bytes::Bytes;
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::connect::Pool;
+use super::fail;
+use super::rows::{
+    self, ACTIVITIES, CHECKPOINT, CHECKPOINT_LISTED, Cells, DECISION, EVENT, HEAD, HeadCells, LEASE, WAITS,
+    time,
+};
+use super::sql::{NOW, Sql};
+use super::verdict::{self, Refusal, Verdict};
+use super::work::signed;
+use crate::envelope::HeadRow;
+use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
+use crate::record::{
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, Status, StepRecord, WaitRecord,
+    WaitingKind,
+};
+use crate::store::{Due, Guard, Journal, Lease, Listed, Loaded, RunFilter, StoreError};
+use crate::time::Timestamp;
+
+/// A row when there ever was a run of this id.
+pub(super) fn was_there(run: &RunId) -> Sql {
+    let mut sql = Sql::new("SELECT 1 FROM run_fences WHERE run_id = ");
+    sql.bind(run.as_str());
+    sql
+}
+
+/// Why there is no such run.
+pub(super) async fn absent(pool: &Pool, run: &RunId) -> StoreError {
+    match pool.read(|| was_there(run)).await {
+        Ok(rows) if rows.is_empty() => StoreError::NotFound,
+        Ok(_) => StoreError::Deleted,
+        Err(error) => error,
+    }
+}
+
+/// Rows that belong to a run. No rows may mean that there is no run, which is asked then.
+async fn of_run(pool: &Pool, run: &RunId, sql: impl Fn() -> Sql + Send) -> Result<Vec<PgRow>, StoreError> {
+    let rows = pool.read(sql).await?;
+    if rows.is_empty() {
+        exists(pool, run).await?;
+    }
+    Ok(rows)
+}
+
+/// # Errors
+/// `not_found`, `deleted`.
+pub(super) async fn exists(pool: &Pool, run: &RunId) -> Result<(), StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new("SELECT 1 FROM runs WHERE run_id = ");
+            sql.bind(run.as_str());
+            sql
+        })
+        .await?;
+    if rows.is_empty() {
+        Err(absent(pool, run).await)
+    } else {
+        Ok(())
+    }
+}
+
+/// The bytes of a head's state that are not in its row.
+pub(super) async fn state_of(pool: &Pool, head: &HeadRow) -> Result<Option<Bytes>, StoreError> {
+    if head.state.inline.is_some() {
+        return Ok(None);
+    }
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new("SELECT bytes FROM blobs WHERE run_id = ");
+            sql.bind(&*head.run_id)
+                .push(" AND digest = ")
+                .bind(&head.state.digest[..]);
+            sql
+        })
+        .await?;
+    rows.first().map(|row| Cells::new(row).bytes()).transpose()
+}
+
+/// The database's clock.
+pub(super) async fn now(pool: &Pool) -> Result<Timestamp, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new("SELECT ");
+            sql.push(NOW);
+            sql
+        })
+        .await?;
+    let row = rows
+        .first()
+        .ok_or_else(|| StoreError::corrupt("the clock did not answer"))?;
+    Cells::new(row).time()
+}
+
+/// A run as it is stored, not opened yet.
+pub(super) struct Look {
+    pub(super) head: HeadCells,
+    blob: Option<Bytes>,
+    lease: Option<Lease>,
+    now: i64,
+}
+
+impl Look {
+    /// # Errors
+    /// `corrupt`, `schema_unsupported`.
+    pub(super) fn open(self, run: &RunId) -> Result<Loaded, StoreError> {
+        self.head.open(run, self.blob, self.lease, time(self.now)?)
+    }
+}
+
+/// # Errors
+/// `not_found`, `deleted`, `corrupt`.
+pub(super) async fn look(pool: &Pool, run: &RunId) -> Result<Look, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new("SELECT ");
+            sql.push(NOW).push(", ").push(LEASE).push(", ").push(HEAD).push(
+                ", b.bytes FROM runs r LEFT JOIN run_leases l ON l.run_id = r.run_id \
+                 LEFT JOIN blobs b ON r.state IS NULL AND b.run_id = r.run_id AND b.digest = r.state_digest \
+                 WHERE r.run_id = ",
+            );
+            sql.bind(run.as_str());
+            sql
+        })
+        .await?;
+    let Some(row) = rows.first() else {
+        return Err(absent(pool, run).await);
+    };
+    let mut cells = Cells::new(row);
+    let now = cells.get()?;
+    Ok(Look {
+        lease: rows::live_lease(&mut cells, run, now)?,
+        head: rows::head(&mut cells)?,
+        blob: cells.some_bytes()?,
+        now,
+    })
+}
+
+/// # Errors
+/// `not_found`, `deleted`, `corrupt`, `schema_unsupported`.
+pub(super) async fn load(pool: &Pool, run: &RunId) -> Result<Loaded, StoreError> {
+    look(pool, run).await?.open(run)
+}
+
+/// Opens every activity and wait of a run.
+///
+/// # Errors
+/// `corrupt`.
+pub(super) async fn whole(pool: &Pool, run: &RunId) -> Result<(), StoreError> {
+    let activities = pool
+        .read(|| {
+            let mut sql = Sql::new(ACTIVITIES);
+            sql.push("WHERE a.run_id = ").bind(run.as_str());
+            sql
+        })
+        .await?;
+    all(&activities, |row| rows::activity(row, run))?;
+    let waits = pool
+        .read(|| {
+            let mut sql = Sql::new(WAITS);
+            sql.push("WHERE w.run_id = ").bind(run.as_str());
+            sql
+        })
+        .await?;
+    all(&waits, |row| rows::wait(row, Some(run))).map(|_| ())
+}
+
+pub(super) async fn journal(pool: &Pool, run: &RunId, activation: u64) -> Result<Journal, StoreError> {
+    let activation = signed(activation);
+    let activities = pool
+        .read(|| {
+            let mut sql = Sql::new(ACTIVITIES);
+            sql.push("WHERE a.run_id = ")
+                .bind(run.as_str())
+                .push(" AND a.activation = ")
+                .bind(activation);
+            sql.push(" UNION ALL ").push(ACTIVITIES);
+            sql.push("WHERE a.run_id = ")
+                .bind(run.as_str())
+                .push(" AND a.activation <> ")
+                .bind(activation);
+            sql.push(" AND a.state IN ('prepared', 'running', 'unknown') ORDER BY 3, 2");
+            sql
+        })
+        .await?;
+    let waits = pool
+        .read(|| {
+            let mut sql = Sql::new(WAITS);
+            sql.push("WHERE w.run_id = ")
+                .bind(run.as_str())
+                .push(" AND (w.status = 'armed' OR w.activation = ");
+            sql.bind(activation).push(") ORDER BY w.armed_at, w.wait_id");
+            sql
+        })
+        .await?;
+    if activities.is_empty() && waits.is_empty() {
+        exists(pool, run).await?;
+    }
+    Ok(Journal {
+        activities: all(&activities, |row| rows::activity(row, run))?,
+        waits: all(&waits, |row| rows::wait(row, Some(run)))?,
+    })
+}
+
+fn all<T>(rows: &[PgRow], open: impl Fn(&PgRow) -> Result<T, StoreError>) -> Result<Vec<T>, StoreError> {
+    rows.iter().map(open).collect()
+}
+
+pub(super) async fn activity(
+    pool: &Pool,
+    run: &RunId,
+    id: &ActivityId,
+) -> Result<Option<ActivityRecord>, StoreError> {
+    let rows = of_run(pool, run, || {
+        let mut sql = Sql::new(ACTIVITIES);
+        sql.push("WHERE a.run_id = ")
+            .bind(run.as_str())
+            .push(" AND a.activity_id = ")
+            .bind(id.as_str());
+        sql
+    })
+    .await?;
+    rows.first().map(|row| rows::activity(row, run)).transpose()
+}
+
+pub(super) async fn activities(
+    pool: &Pool,
+    run: &RunId,
+    after: Option<&ActivityId>,
+    limit: u32,
+) -> Result<Vec<ActivityRecord>, StoreError> {
+    let rows = of_run(pool, run, || {
+        let mut sql = Sql::new(ACTIVITIES);
+        sql.push("WHERE a.run_id = ").bind(run.as_str());
+        if let Some(id) = after {
+            sql.push(
+                " AND (a.activation, a.activity_id) > ((SELECT activation FROM activities WHERE run_id = ",
+            )
+            .bind(run.as_str())
+            .push(" AND activity_id = ")
+            .bind(id.as_str())
+            .push("), ")
+            .bind(id.as_str())
+            .push(")");
+        }
+        sql.push(" ORDER BY a.activation, a.activity_id LIMIT ")
+            .bind(i64::from(limit));
+        sql
+    })
+    .await?;
+    all(&rows, |row| rows::activity(row, run))
+}
+
+pub(super) async fn wait(pool: &Pool, run: &RunId, id: &WaitId) -> Result<Option<WaitRecord>, StoreError> {
+    let rows = of_run(pool, run, || {
+        let mut sql = Sql::new(WAITS);
+        sql.push("WHERE w.run_id = ")
+            .bind(run.as_str())
+            .push(" AND w.wait_id = ")
+            .bind(id.as_str());
+        sql
+    })
+    .await?;
+    rows.first().map(|row| rows::wait(row, Some(run))).transpose()
+}
+
+pub(super) async fn waits(pool: &Pool, run: &RunId) -> Result<Vec<WaitRecord>, StoreError> {
+    let rows = of_run(pool, run, || {
+        let mut sql = Sql::new(WAITS);
+        sql.push("WHERE w.run_id = ")
+            .bind(run.as_str())
+            .push(" ORDER BY w.armed_at, w.wait_id");
+        sql
+    })
+    .await?;
+    all(&rows, |row| rows::wait(row, Some(run)))
+}
+
+/// A corrupt row does not hide the others; whoever loads its run finds it.
+pub(super) async fn armed(
+    pool: &Pool,
+    correlation: &CorrelationId,
+    limit: u32,
+) -> Result<Vec<WaitRecord>, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new(WAITS);
+            sql.push("WHERE w.status = 'armed' AND w.correlation_id = ")
+                .bind(correlation.as_str())
+                .push(" ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ")
+                .bind(i64::from(limit));
+            sql
+        })
+        .await?;
+    Ok(rows.iter().filter_map(|row| rows::wait(row, None).ok()).collect())
+}
+
+fn decisions_of(run: &RunId, scope: &Scope) -> Sql {
+    let mut sql = Sql::new("SELECT ");
+    sql.push(DECISION)
+        .push(" FROM decisions WHERE run_id = ")
+        .bind(run.as_str());
+    sql.push(" AND scope = ").bind(scope.to_text());
+    sql
+}
+
+pub(super) async fn decision(
+    pool: &Pool,
+    run: &RunId,
+    scope: &Scope,
+    id: &DecisionId,
+) -> Result<Option<DecisionRecord>, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = decisions_of(run, scope);
+            sql.push(" AND decision_id = ").bind(id.as_str());
+            sql
+        })
+        .await?;
+    rows.first().map(|row| rows::decision(row, run)).transpose()
+}
+
+pub(super) async fn decisions(
+    pool: &Pool,
+    run: &RunId,
+    scope: &Scope,
+) -> Result<Vec<DecisionRecord>, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = decisions_of(run, scope);
+            sql.push(" ORDER BY created_at, decision_id");
+            sql
+        })
+        .await?;
+    all(&rows, |row| rows::decision(row, run))
+}
+
+pub(super) async fn steps(
+    pool: &Pool,
+    run: &RunId,
+    after: u64,
+    limit: u32,
+) -> Result<Vec<StepRecord>, StoreError> {
+    let rows = of_run(pool, run, || {
+        let mut sql = Sql::new("SELECT body FROM steps WHERE run_id = ");
+        sql.bind(run.as_str())
+            .push(" AND activation > ")
+            .bind(after_of(after));
+        sql.push(" ORDER BY activation LIMIT ").bind(i64::from(limit));
+        sql
+    })
+    .await?;
+    all(&rows, rows::step)
+}
+
+/// Above the last number of a column there is nothing.
+fn after_of(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+pub(super) async fn events(
+    pool: &Pool,
+    run: &RunId,
+    after: u64,
+    limit: u32,
+) -> Result<Vec<EventRecord>, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new("SELECT ");
+            sql.push(EVENT)
+                .push(" FROM events WHERE run_id = ")
+                .bind(run.as_str());
+            sql.push(" AND seq > ")
+                .bind(after_of(after))
+                .push(" ORDER BY seq LIMIT ")
+                .bind(i64::from(limit));
+            sql
+        })
+        .await?;
+    all(&rows, rows::event)
+}
+
+pub(super) async fn history(
+    pool: &Pool,
+    run: &RunId,
+    before: Option<Revision>,
+    limit: u32,
+) -> Result<Vec<CheckpointRecord>, StoreError> {
+    let rows = of_run(pool, run, || {
+        let mut sql = Sql::new("SELECT ");
+        sql.push(CHECKPOINT_LISTED)
+            .push(" FROM checkpoints WHERE run_id = ")
+            .bind(run.as_str());
+        if let Some(before) = before {
+            sql.push(" AND revision < ").bind(after_of(before.get()));
+        }
+        sql.push(" ORDER BY revision DESC LIMIT ").bind(i64::from(limit));
+        sql
+    })
+    .await?;
+    all(&rows, |row| {
+        rows::checkpoint(&mut Cells::new(row))?.open(run.as_str())
+    })
+}
+
+/// # Errors
+/// `checkpoint_unavailable`, `corrupt`, `not_found`, `deleted`.
+pub(super) async fn checkpoint(
+    pool: &Pool,
+    run: &RunId,
+    revision: Revision,
+) -> Result<CheckpointRecord, StoreError> {
+    let rows = of_run(pool, run, || {
+        let mut sql = Sql::new("SELECT ");
+        sql.push(CHECKPOINT)
+            .push(
+                ", (SELECT b.bytes FROM blobs b WHERE c.state IS NULL AND b.run_id = c.run_id \
+                 AND b.digest = c.state_digest) FROM checkpoints c WHERE run_id = ",
+            )
+            .bind(run.as_str())
+            .push(" AND revision = ")
+            .bind(after_of(revision.get()));
+        sql
+    })
+    .await?;
+    let row = rows.first().ok_or(StoreError::CheckpointUnavailable)?;
+    let mut cells = Cells::new(row);
+    let row = rows::checkpoint(&mut cells)?;
+    let blob = cells.some_bytes()?;
+    let mut record = row.open(run.as_str())?;
+    if row.pruned {
+        return Err(StoreError::CheckpointUnavailable);
+    }
+    record.state = Some(row.state.open("checkpoint state", blob)?);
+    Ok(record)
+}
+
+pub(super) async fn list(pool: &Pool, filter: &RunFilter) -> Result<Vec<Listed>, StoreError> {
+    let rows = pool.read(|| list_sql(filter)).await?;
+    all(&rows, |row| {
+        let mut cells = Cells::new(row);
+        let run = cells.run()?;
+        let opened = rows::head(&mut cells).and_then(|head| Ok((head.row.open(run.as_str())?.0, head.inbox)));
+        let quarantine: Option<String> = row.try_get("quarantine").map_err(fail::read)?;
+        Ok(match (quarantine, opened) {
+            (Some(why), _) => Listed::Corrupt { run, why },
+            (None, Ok((head, inbox))) => Listed::Run {
+                head: Box::new(head),
+                inbox,
+            },
+            (None, Err(error)) => Listed::Corrupt {
+                run,
+                why: error.to_string(),
+            },
+        })
+    })
+}
+
+fn list_sql(filter: &RunFilter) -> Sql {
+    let mut sql = Sql::new("SELECT r.run_id, ");
+    // The states are not looked at.
+    sql.push(&HEAD.replace("r.state,", "NULL::bytea,"))
+        .push(" FROM runs r WHERE true");
+    if let Some(status) = filter.status {
+        sql.push(" AND r.status = ").bind(status.as_str());
+    }
+    if let Some((kind, name)) = &filter.definition {
+        sql.push(" AND r.kind = ")
+            .bind(kind.as_str())
+            .push(" AND r.definition = ")
+            .bind(name.as_str());
+    }
+    if let Some(parent) = &filter.parent {
+        sql.push(" AND r.parent_id = ").bind(parent.as_str());
+    }
+    if let Some(kind) = filter.waiting_kind {
+        sql.push(" AND r.waiting_kind = ").bind(kind.as_str());
+    }
+    if let Some(before) = filter.due_before {
+        sql.push(" AND r.due_at < ").bind(before.as_millis());
+    }
+    if let Some((time, run)) = &filter.after {
+        sql.push(" AND (r.created_at, r.run_id) > (")
+            .bind(time.as_millis())
+            .push(", ")
+            .bind(run.as_str())
+            .push(")");
+    }
+    sql.push(" ORDER BY r.created_at, r.run_id LIMIT ")
+        .bind(i64::from(filter.limit));
+    sql
+}
+
+pub(super) async fn due(
+    pool: &Pool,
+    until: Timestamp,
+    after: Option<&(Timestamp, RunId)>,
+    limit: u32,
+) -> Result<Vec<Due>, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new(
+                "SELECT r.run_id, r.status, r.waiting_kind, r.due_at, COALESCE((SELECT l.expires_at > ",
+            );
+            sql.push(NOW)
+                .push(
+                    " FROM run_leases l WHERE l.run_id = r.run_id), false) FROM runs r \
+                     WHERE r.quarantine IS NULL AND r.due_at <= ",
+                )
+                .bind(until.as_millis());
+            if let Some((time, run)) = after {
+                sql.push(" AND (r.due_at, r.run_id) > (")
+                    .bind(time.as_millis())
+                    .push(", ")
+                    .bind(run.as_str())
+                    .push(")");
+            }
+            sql.push(" ORDER BY r.due_at, r.run_id LIMIT ")
+                .bind(i64::from(limit));
+            sql
+        })
+        .await?;
+    all(&rows, |row| {
+        let mut cells = Cells::new(row);
+        Ok(Due {
+            run: cells.run()?,
+            status: Status::parse(cells.get()?)
+                .ok_or_else(|| StoreError::corrupt("status: not a word of the list"))?,
+            waiting_kind: cells.get::<Option<&str>>()?.and_then(WaitingKind::parse),
+            due_at: cells.time()?,
+            leased: cells.get()?,
+        })
+    })
+}
+
+/// The refusal of a commit after the last revision there is: what its guard says, and else that.
+pub(super) async fn last_revision(pool: &Pool, run: &RunId, guard: &Guard) -> StoreError {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new(
+                "SELECT 1, r.revision, r.signal, CASE WHEN l.expires_at > r.now THEN l.incarnation END, true, true, \
+                 false, false, r.now FROM (SELECT revision, signal, run_id, ",
+            );
+            sql.push(NOW).push(" AS now FROM runs WHERE run_id = ").bind(run.as_str());
+            sql.push(" OFFSET 0) AS r LEFT JOIN run_leases l ON l.run_id = r.run_id");
+            sql
+        })
+        .await;
+    let verdict = match rows.map(|rows| rows.first().map(Verdict::read).transpose()) {
+        Ok(Ok(Some(verdict))) => verdict,
+        Ok(Ok(None)) => return absent(pool, run).await,
+        Ok(Err(error)) | Err(error) => return error,
+    };
+    match verdict::judge(guard, &verdict) {
+        Ok(()) | Err(Refusal::Carry) => StoreError::RevisionsExhausted,
+        Err(Refusal::Error(error)) => error,
+        Err(Refusal::Gone) => absent(pool, run).await,
+    }
+}
