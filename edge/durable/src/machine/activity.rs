@@ -7,6 +7,7 @@
 //!                      unknown --resolve--> completed | failed | prepared
 //!                      unknown --start--> running   (read-only and idempotent effects only, counted as a recovery)
 //! failed --start--> running   (the step is tried again or its run resumed, and the error was retryable)
+//! prepared | running | unknown --close--> failed   (its run ends)
 //! ```
 //!
 //! Two counts bound the attempts. Those that a retry policy or a step paid for count against `max_attempts`; those that repeat
@@ -116,10 +117,15 @@ pub fn admit(
     }
     match record.state {
         ActivityState::Completed => Ok(Admission::Replay),
-        ActivityState::Failed if repeats_failure(record, context) => Ok(Admission::Dispatch {
-            recovery: record.attempts.last().is_some_and(|a| a.class == AttemptClass::Abandoned),
+        ActivityState::Failed if !may_repeat_failure(record, context) => Ok(Admission::Failed),
+        ActivityState::Failed if ended_as(record, AttemptClass::Abandoned) => {
+            repeat_abandoned(record, context)
+        }
+        ActivityState::Failed => Ok(if has_attempts_left(record) {
+            Admission::Dispatch { recovery: false }
+        } else {
+            Admission::Failed
         }),
-        ActivityState::Failed => Ok(Admission::Failed),
         ActivityState::Prepared => Ok(match &record.not_before {
             Some(not_before) if context.now < not_before.at => Admission::NotBefore(not_before.at),
             Some(_) | None => Admission::Dispatch { recovery: false },
@@ -175,13 +181,21 @@ fn repeat_abandoned(record: &ActivityRecord, context: &Context) -> Result<Admiss
     }
 }
 
-/// A retry of the step repeats a retryable failure, unless the activity's own limit ran out or an operator said that it failed.
-fn repeats_failure(record: &ActivityRecord, context: &Context) -> bool {
-    let limit = retry::limit(record.retry.as_ref());
+/// A retry of the step, or a later life, may repeat a retryable failure, unless an operator said that it failed.
+fn may_repeat_failure(record: &ActivityRecord, context: &Context) -> bool {
     context.step_attempt > record.step_attempt
         && is_own(record.origin)
         && record.error.as_ref().is_some_and(|e| e.retryable)
-        && (limit == 1 || paid(record) < limit)
+}
+
+/// A limit of one is the step's to exceed; a higher one holds for the activity as long as it exists.
+fn has_attempts_left(record: &ActivityRecord) -> bool {
+    let limit = retry::limit(record.retry.as_ref());
+    limit == 1 || paid(record) < limit
+}
+
+fn ended_as(record: &ActivityRecord, class: AttemptClass) -> bool {
+    record.attempts.last().is_some_and(|a| a.class == class)
 }
 
 /// Whether an outcome is an attempt's own answer.
@@ -210,7 +224,9 @@ fn count(record: &ActivityRecord, recovery: bool) -> u32 {
 /// The retry limit that a failed activity ran into; the failure itself stays in `error`.
 pub fn exhausted(record: &ActivityRecord) -> Option<Exhausted> {
     match (record.state, &record.error) {
-        (ActivityState::Failed, Some(error)) if is_own(record.origin) => {
+        (ActivityState::Failed, Some(error))
+            if is_own(record.origin) && ended_as(record, AttemptClass::Failed) =>
+        {
             retry::exhausted(record.retry.as_ref(), &record.node, paid(record), error)
         }
         (

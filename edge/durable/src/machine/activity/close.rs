@@ -7,7 +7,8 @@ use crate::record::{ActivityRecord, ActivityState, AttemptClass, Effect, Origin}
 use crate::time::Timestamp;
 
 /// Closes an open activity as failed: a prepared retry with the failure it would have retried, an interrupted call with `why`.
-/// A later life of the run may try it again. True when the record changed; false leaves it open.
+/// A later life of the run may try it again: the first as the retry it was, the second as a recovery. True when the record
+/// changed; false leaves it open.
 pub fn close(record: &mut ActivityRecord, why: &Failure, now: Timestamp) -> bool {
     match (record.state, record.effect) {
         (ActivityState::Completed | ActivityState::Failed, _)
@@ -22,11 +23,14 @@ pub fn close(record: &mut ActivityRecord, why: &Failure, now: Timestamp) -> bool
             let failed = last
                 .filter(|a| a.class == AttemptClass::Failed)
                 .and_then(|a| a.error.clone());
-            match (failed, &record.decision) {
-                (Some(error), _) => fail(record, error, Origin::Live),
-                (None, Some(_)) => fail(record, why.clone(), Origin::Manual),
-                (None, None) => return false,
-            }
+            let error = match failed {
+                Some(error) => error,
+                // An operator asked for a retry: that is no word of theirs that it failed.
+                None if last.is_some() => why.clone().retryable(true),
+                // Nothing was dispatched.
+                None => return false,
+            };
+            fail(record, error, Origin::Live);
             record.not_before = None;
             true
         }

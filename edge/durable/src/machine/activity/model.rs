@@ -25,6 +25,8 @@ enum Op {
         found: bool,
     },
     Decide(Said),
+    /// The run's life ends and the next one begins.
+    End,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +50,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Decide(Said::Done)),
         1 => any::<bool>().prop_map(|retryable| Op::Decide(Said::Failed { retryable })),
         2 => Just(Op::Decide(Said::Again)),
+        1 => Just(Op::End),
     ]
 }
 
@@ -70,6 +73,10 @@ enum Fact {
     SaidAgain {
         due: i64,
     },
+    /// The run ended before the retry.
+    ClosedRetry,
+    /// The run ended over an attempt that was cut off.
+    ClosedCut,
 }
 
 /// All that happened, in order.
@@ -91,7 +98,9 @@ impl Model {
             | Fact::Found
             | Fact::SaidDone
             | Fact::SaidFailed
-            | Fact::SaidAgain { .. } => None,
+            | Fact::SaidAgain { .. }
+            | Fact::ClosedRetry
+            | Fact::ClosedCut => None,
         })
     }
 
@@ -143,8 +152,10 @@ impl Model {
                 }
             }
             Some(Fact::SaidAgain { due }) => Self::at_or_after(*due, now),
+            Some(Fact::ClosedRetry | Fact::ClosedCut) if step <= self.last_step() => Admission::Failed,
+            Some(Fact::ClosedRetry) => Admission::Dispatch { recovery: false },
             Some(Fact::Abandoned) if self.effect == Effect::Unsafe => Admission::Unknown,
-            Some(Fact::Abandoned) => {
+            Some(Fact::Abandoned | Fact::ClosedCut) => {
                 let (used, limit) = (self.starts(true), self.recovery_limit);
                 if used >= limit {
                     return Err(Refused::RecoveryExhausted { used, limit });
@@ -152,6 +163,24 @@ impl Model {
                 Admission::Dispatch { recovery: true }
             }
         })
+    }
+
+    /// What the end of the run makes of it.
+    fn closed(&self) -> Option<Fact> {
+        match self.facts.last()? {
+            Fact::Started { .. } | Fact::Abandoned if self.effect == Effect::Unsafe => None,
+            Fact::Started { .. } | Fact::Abandoned | Fact::SaidAgain { .. } => Some(Fact::ClosedCut),
+            Fact::Failed { retryable, .. } => {
+                let pending = *retryable && self.starts(false) < self.max.unwrap_or(1);
+                pending.then_some(Fact::ClosedRetry)
+            }
+            Fact::Completed
+            | Fact::Found
+            | Fact::SaidDone
+            | Fact::SaidFailed
+            | Fact::ClosedRetry
+            | Fact::ClosedCut => None,
+        }
     }
 
     /// What holds whatever happened.
@@ -300,6 +329,18 @@ proptest! {
                         model.facts.push(fact);
                     } else {
                         prop_assert_eq!(&record, &before);
+                    }
+                }
+                Op::End => {
+                    let closed = model.closed();
+                    prop_assert_eq!(close(&mut record, &error(false), here.now), closed.is_some());
+                    model.facts.extend(closed);
+                    here.step_attempt += 1;
+                    here.incarnation += 1;
+                    let recovered = recover(&mut record, here.incarnation, here.now);
+                    prop_assert_eq!(recovered, model.under_way());
+                    if recovered {
+                        model.facts.push(Fact::Abandoned);
                     }
                 }
             }

@@ -729,6 +729,99 @@ fn a_retry_of_the_step_repeats_a_single_failed_attempt_and_clears_its_outcome() 
 }
 
 #[test]
+fn a_run_that_ends_closes_what_may_be_repeated_and_a_later_life_repeats_it() {
+    use Admission::{Dispatch, Failed};
+    let why = Failure::new(FailureKind::Refused, "the run was cancelled");
+    for (made, before) in Made::all() {
+        let mut r = before.clone();
+        let what = format!("{made:?} {}", before.effect);
+        let changed = close(&mut r, &why, at(1500));
+        let cut = match (made, before.effect) {
+            (Made::Running | Made::Unknown | Made::UnknownSpent, Effect::Unsafe) => None,
+            (
+                Made::Running | Made::Unknown | Made::UnknownSpent | Made::ManualRetry,
+                Effect::ReadOnly | Effect::Idempotent,
+            ) => Some(true),
+            (Made::Retry, _) => Some(false),
+            (
+                Made::Prepared
+                | Made::ManualRetry
+                | Made::Completed
+                | Made::Reconciled
+                | Made::ManualComplete
+                | Made::FailedOnce
+                | Made::Exhausted
+                | Made::FailedLasting
+                | Made::ManualFail,
+                _,
+            ) => None,
+        };
+        assert_eq!(changed, cut.is_some(), "{what}");
+        let Some(cut) = cut else {
+            assert_eq!(r, before, "{what}");
+            continue;
+        };
+        assert_eq!(
+            (r.state, r.origin, &r.not_before, &r.decision),
+            (ActivityState::Failed, Some(Origin::Live), &None, &before.decision),
+            "{what}"
+        );
+        let told = if cut {
+            why.clone().retryable(true)
+        } else {
+            error(true)
+        };
+        assert_eq!(r.error, Some(told), "{what}");
+        assert_eq!(exhausted(&r), None, "{what}: no limit ran out");
+        assert_eq!(validate(&[r.clone()], &r.run, 3, 0), Ok(()), "{what}");
+        assert!(!close(&mut r, &why, at(1600)), "{what}: once");
+        let asked = request(before.effect, made.max_attempts());
+        let later = Context {
+            step_attempt: 2,
+            incarnation: 6,
+            ..context(1600)
+        };
+        assert_eq!(admit(Some(&r), &asked, &context(1600)), Ok(Failed), "{what}");
+        let expected = if made == Made::UnknownSpent {
+            Err(Refused::RecoveryExhausted { used: 2, limit: 2 })
+        } else {
+            Ok(Dispatch { recovery: cut })
+        };
+        assert_eq!(admit(Some(&r), &asked, &later), expected, "{what}");
+    }
+}
+
+#[test]
+fn an_interrupted_last_attempt_is_recovered_in_a_later_life_and_its_limit_is_told_then() {
+    let mut r = prepare(request(Effect::Idempotent, Some(2)));
+    start(&mut r, &context(1000), false);
+    settle(&mut r, failed(true), at(1010), 0.0);
+    start(&mut r, &context(1020), false);
+    assert!(close(&mut r, &error(false), at(1030)));
+    let later = Context {
+        step_attempt: 2,
+        incarnation: 6,
+        ..context(2000)
+    };
+    assert_eq!(
+        admit(Some(&r), &request(Effect::Idempotent, Some(2)), &later),
+        Ok(Admission::Dispatch { recovery: true })
+    );
+    start(&mut r, &later, true);
+    let told = Exhausted {
+        budget: "retry:charge".to_owned(),
+        used: 2,
+        limit: 2,
+    };
+    assert_eq!(
+        settle(&mut r, failed(true), at(2010), 0.0),
+        After::Failed {
+            exhausted: Some(told)
+        }
+    );
+}
+
+#[test]
 fn a_completed_record_is_not_started_again() {
     for (made, before) in Made::all().filter(|(made, _)| made.state() == ActivityState::Completed) {
         for recovery in [false, true] {
@@ -911,6 +1004,11 @@ const BROKEN: &[Broken] = &[
     }),
     (Made::ManualFail, "does not fit its attempts", |r| {
         r.origin = Some(Origin::Live);
+        r.error = Some(error(false));
+    }),
+    (Made::ManualFail, "does not fit its attempts", |r| {
+        r.origin = Some(Origin::Live);
+        r.effect = Effect::Unsafe;
     }),
     (Made::FailedLasting, "does not fit its attempts", |r| {
         r.error = Some(error(true));

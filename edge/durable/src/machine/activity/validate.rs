@@ -177,6 +177,7 @@ fn outcome_fits(record: &ActivityRecord, own: AttemptClass) -> bool {
             // An interrupted call that may be repeated safely is closed when its run ends.
             let closed = record.state == ActivityState::Failed
                 && record.effect != Effect::Unsafe
+                && record.error.as_ref().is_none_or(|e| e.retryable)
                 && class == Some(AttemptClass::Abandoned);
             class == Some(own) || closed
         }
