@@ -80,7 +80,7 @@ CREATE TABLE steps (
     -- JSON: the whole record.
     body       BLOB    NOT NULL,
     PRIMARY KEY (run_id, activation)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE TABLE activities (
     run_id        TEXT    NOT NULL,

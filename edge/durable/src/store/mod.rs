@@ -13,6 +13,7 @@ mod hints;
 pub(crate) mod check;
 pub(crate) mod index;
 pub mod memory;
+pub mod migrate;
 pub mod postgres;
 pub mod sqlite;
 

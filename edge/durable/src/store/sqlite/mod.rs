@@ -1,0 +1,311 @@
+//! The SQLite adapter: one file, one process. A lock beside the file keeps a second store out and proves at opening that every
+//! earlier holder of a lease is dead. One connection writes, in batches, see `writer`; a few read.
+//!
+//! Leases live by the host's monotonic clock, due work by its wall clock, see `clock`.
+
+mod clock;
+mod connect;
+mod create;
+mod fail;
+mod inbox;
+mod lease;
+mod lifecycle;
+mod lock;
+mod read;
+mod readers;
+mod rebuild;
+mod rows;
+mod script;
+mod transition;
+mod writer;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+use self::clock::Clocks;
+use self::create::Creation;
+use self::inbox::Posting;
+use self::lease::{Acquire, ClaimDue, Disown, Release, Renew};
+use self::lifecycle::{Delete, Prune, Quarantine};
+use self::lock::FileLock;
+use self::read::Reads;
+use self::readers::Readers;
+use self::transition::{LastRevision, Transition};
+use self::writer::Writer;
+use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
+use crate::record::{
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+};
+use crate::store::{
+    Acquired, Answer, Claim, Claimed, Commit, Committed, Create, Created, Due, Hints, Journal, Lease,
+    LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
+};
+use crate::time::{Clock, HostClock, Timestamp};
+
+pub(crate) use self::connect::{migrate, path_of};
+
+/// Runs in one SQLite file.
+///
+/// The file stays locked until `close` has returned, or until some time after the last use when the store is dropped without it.
+pub struct SqliteStore {
+    writer: Writer,
+    reads: Reads,
+    clocks: Clocks,
+    hints: Hints,
+    /// The writer's task, for whoever closes the store.
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl SqliteStore {
+    /// Opens this file, or makes it. Needs a tokio runtime, which must outlive the store.
+    ///
+    /// # Errors
+    /// `open` when another store has the file, or its schema is not this program's, saying what to do; `unavailable`.
+    pub async fn open(path: &Path) -> Result<Self, StoreError> {
+        Self::open_with(path, Arc::new(HostClock::new())).await
+    }
+
+    /// The same with a clock of the caller's.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub async fn open_with(path: &Path, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
+        let lock = FileLock::take(path)?;
+        let conn = connect::open(path).await?;
+        let clocks = Clocks::new(clock);
+        let hints = Hints::new();
+        let (writer, task) = Writer::start(path.to_owned(), conn, lock, clocks.clone(), hints.clone());
+        Ok(Self {
+            writer,
+            reads: Reads::new(Readers::new(path), clocks.clone()),
+            clocks,
+            hints,
+            task: Mutex::new(Some(task)),
+        })
+    }
+
+    /// Finishes what is queued, closes the file and gives the lock back. Whatever is asked of the store afterwards is refused as
+    /// unavailable.
+    pub async fn close(&self) {
+        self.writer.close();
+        self.reads.close().await;
+        if let Some(task) = self.task.lock().await.take()
+            && let Err(error) = task.await
+        {
+            tracing::error!(%error, "the writer did not end in order");
+        }
+    }
+
+    /// The run of a lease that was just taken. One that cannot be read is given back, and set aside when it is corrupt.
+    async fn acquired(&self, lease: Lease) -> Result<Acquired, StoreError> {
+        let error = match self.reads.load(&lease.run).await {
+            Ok(loaded) => {
+                return Ok(Acquired {
+                    loaded: Loaded {
+                        lease: Some(lease.clone()),
+                        ..loaded
+                    },
+                    lease,
+                });
+            }
+            Err(error) => error,
+        };
+        let why = if let StoreError::Corrupt { what } = &error {
+            Some(what.clone())
+        } else {
+            None
+        };
+        self.writer.write(Disown { lease, why }).await?;
+        Err(error)
+    }
+
+    /// Corrupt runs do not stand in the place of healthy ones: as many more are taken as were found corrupt.
+    async fn claim_due(&self, mut claim: Claim) -> Result<Claimed, StoreError> {
+        let mut claimed = Claimed::default();
+        let mut failed = None;
+        while claim.limit > 0 {
+            let leases = self.writer.write(ClaimDue(claim.clone())).await?;
+            let found = leases.len();
+            for lease in leases {
+                let run = lease.run.clone();
+                match self.acquired(lease).await {
+                    Ok(acquired) => {
+                        claim.limit -= 1;
+                        claimed.runs.push(acquired);
+                    }
+                    Err(StoreError::Corrupt { what }) => claimed.quarantined.push((run, what)),
+                    Err(other) => failed = Some(other),
+                }
+            }
+            if found == 0 || claimed.quarantined.is_empty() || failed.is_some() {
+                break;
+            }
+        }
+        match failed {
+            Some(error) if claimed.runs.is_empty() => Err(error),
+            Some(_) | None => Ok(claimed),
+        }
+    }
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").finish_non_exhaustive()
+    }
+}
+
+impl Store for SqliteStore {
+    fn create(&self, create: Create) -> Answer<'_, Created> {
+        Box::pin(async move { self.writer.write(Creation::new(create)?).await })
+    }
+
+    fn acquire(&self, run: &RunId, request: LeaseRequest) -> Answer<'_, Acquired> {
+        let run = run.clone();
+        Box::pin(async move {
+            let lease = self.writer.write(Acquire { run, request }).await?;
+            self.acquired(lease).await
+        })
+    }
+
+    fn claim(&self, claim: Claim) -> Answer<'_, Claimed> {
+        Box::pin(self.claim_due(claim))
+    }
+
+    fn renew(&self, leases: Vec<Lease>, ttl: Duration) -> Answer<'_, Vec<Renewal>> {
+        Box::pin(self.writer.write(Renew { leases, ttl }))
+    }
+
+    fn release(&self, lease: Lease) -> Answer<'_, ()> {
+        Box::pin(self.writer.write(Release(lease)))
+    }
+
+    fn commit(&self, commit: Commit) -> Answer<'_, Committed> {
+        Box::pin(async move {
+            let last = LastRevision {
+                run: commit.head.id.clone(),
+                guard: commit.guard.clone(),
+            };
+            match Transition::new(commit)? {
+                Some(transition) => self.writer.write(transition).await,
+                None => self.writer.write(last).await,
+            }
+        })
+    }
+
+    fn post(&self, post: Post) -> Answer<'_, u64> {
+        Box::pin(async move { self.writer.write(Posting::new(post)?).await })
+    }
+
+    fn load(&self, run: &RunId) -> Answer<'_, Loaded> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.load(&run).await })
+    }
+
+    fn journal(&self, run: &RunId, activation: u64) -> Answer<'_, Journal> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.journal(&run, activation).await })
+    }
+
+    fn activity(&self, run: &RunId, id: &ActivityId) -> Answer<'_, Option<ActivityRecord>> {
+        let (run, id) = (run.clone(), id.clone());
+        Box::pin(async move { self.reads.activity(&run, &id).await })
+    }
+
+    fn activities(
+        &self,
+        run: &RunId,
+        after: Option<ActivityId>,
+        limit: u32,
+    ) -> Answer<'_, Vec<ActivityRecord>> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.activities(&run, after.as_ref(), limit).await })
+    }
+
+    fn wait(&self, run: &RunId, id: &WaitId) -> Answer<'_, Option<WaitRecord>> {
+        let (run, id) = (run.clone(), id.clone());
+        Box::pin(async move { self.reads.wait(&run, &id).await })
+    }
+
+    fn waits(&self, run: &RunId) -> Answer<'_, Vec<WaitRecord>> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.waits(&run).await })
+    }
+
+    fn armed(&self, correlation: &CorrelationId, limit: u32) -> Answer<'_, Vec<WaitRecord>> {
+        let correlation = correlation.clone();
+        Box::pin(async move { self.reads.armed(&correlation, limit).await })
+    }
+
+    fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
+        let (run, scope, id) = (run.clone(), scope.clone(), id.clone());
+        Box::pin(async move { self.reads.decision(&run, &scope, &id).await })
+    }
+
+    fn decisions(&self, run: &RunId, scope: &Scope) -> Answer<'_, Vec<DecisionRecord>> {
+        let (run, scope) = (run.clone(), scope.clone());
+        Box::pin(async move { self.reads.decisions(&run, &scope).await })
+    }
+
+    fn steps(&self, run: &RunId, after: u64, limit: u32) -> Answer<'_, Vec<StepRecord>> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.steps(&run, after, limit).await })
+    }
+
+    fn events(&self, run: &RunId, after: u64, limit: u32) -> Answer<'_, Vec<EventRecord>> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.events(&run, after, limit).await })
+    }
+
+    fn history(
+        &self,
+        run: &RunId,
+        before: Option<Revision>,
+        limit: u32,
+    ) -> Answer<'_, Vec<CheckpointRecord>> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.history(&run, before, limit).await })
+    }
+
+    fn checkpoint(&self, run: &RunId, revision: Revision) -> Answer<'_, CheckpointRecord> {
+        let run = run.clone();
+        Box::pin(async move { self.reads.checkpoint(&run, revision).await })
+    }
+
+    fn list(&self, filter: RunFilter) -> Answer<'_, Vec<Listed>> {
+        Box::pin(self.reads.list(filter))
+    }
+
+    fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
+        Box::pin(async move { self.reads.due(until, after.as_ref(), limit).await })
+    }
+
+    fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {
+        let run = run.clone();
+        Box::pin(self.writer.write(Prune { run, keep }))
+    }
+
+    fn delete_if_idle(&self, run: &RunId) -> Answer<'_, ()> {
+        Box::pin(self.writer.write(Delete(run.clone())))
+    }
+
+    fn quarantine(&self, run: &RunId, why: &str) -> Answer<'_, ()> {
+        let (run, why) = (run.clone(), why.to_owned());
+        Box::pin(self.writer.write(Quarantine { run, why }))
+    }
+
+    fn rebuild_index(&self) -> Answer<'_, Rebuilt> {
+        Box::pin(self.rebuild())
+    }
+
+    fn now(&self) -> Answer<'_, Timestamp> {
+        Box::pin(async move { Ok(self.clocks.wall()) })
+    }
+
+    fn hints(&self) -> &Hints {
+        &self.hints
+    }
+}

@@ -1,0 +1,413 @@
+//! Reads: pages, lists and single rows. What a run has is read with one text, whether there is such a run included.
+
+use sqlx::AssertSqlSafe;
+
+use super::clock::Clocks;
+use super::readers::{Readers, of_run};
+use super::rebuild::IndexRow;
+use super::rows::{self, Cells, bytes_of, checkpoint_columns, head_columns, signed};
+use super::script::{Args, args};
+use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
+use crate::record::{
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, Status, StepRecord, WaitRecord,
+    WaitingKind,
+};
+use crate::store::{Due, Journal, Listed, Loaded, RunFilter, StoreError};
+use crate::time::Timestamp;
+
+/// The connections and the clock that reads need.
+#[derive(Debug)]
+pub(super) struct Reads {
+    readers: Readers,
+    clocks: Clocks,
+}
+
+impl Reads {
+    pub(super) fn new(readers: Readers, clocks: Clocks) -> Self {
+        Self { readers, clocks }
+    }
+
+    pub(super) async fn close(&self) {
+        self.readers.close().await;
+    }
+
+    pub(super) async fn load(&self, run: &RunId) -> Result<Loaded, StoreError> {
+        const SQL: &str = of_run!(concat!(
+            "SELECT ",
+            head_columns!(bytes_of!("r", "state", "state_digest")),
+            ", l.owner, l.incarnation, l.expires_at FROM runs r \
+             LEFT JOIN run_leases l ON l.run_id = r.run_id AND l.expires_at > ? WHERE r.run_id = ?"
+        ));
+        let id = run.as_str();
+        let lease_now = self.clocks.lease().as_millis();
+        let answer = self
+            .readers
+            .get()
+            .await?
+            .of_run(SQL, args![id, lease_now, id])
+            .await?;
+        let row = answer.first().and_then(|rows| rows.first());
+        // It was deleted between the two statements.
+        let mut cells = Cells::new(row.ok_or(StoreError::Deleted)?);
+        let head = rows::head(&mut cells)?;
+        let lease = rows::some_lease(&mut cells, run)?;
+        head.open(run, lease, self.clocks.wall())
+    }
+
+    pub(super) async fn journal(&self, run: &RunId, activation: u64) -> Result<Journal, StoreError> {
+        const SQL: &str = of_run!(
+            concat!(
+                "SELECT ",
+                rows::activity_columns!(),
+                " FROM activities a WHERE a.run_id = ? AND a.activation = ? UNION ALL SELECT ",
+                rows::activity_columns!(),
+                " FROM activities a INDEXED BY activities_open WHERE a.run_id = ? AND a.activation <> ? \
+                 AND a.state IN ('prepared', 'running', 'unknown') ORDER BY 3, 2"
+            ),
+            concat!(
+                "SELECT ",
+                rows::wait_columns!(),
+                " FROM waits w WHERE w.run_id = ? AND (w.activation = ? OR w.status = 'armed') \
+                 ORDER BY w.armed_at, w.wait_id"
+            )
+        );
+        let (id, activation) = (run.as_str(), signed(activation));
+        let args = args![id, id, activation, id, activation, id, activation];
+        let answer = self.readers.get().await?.of_run(SQL, args).await?;
+        let mut answer = answer.into_iter();
+        let mut next = || answer.next().unwrap_or_default();
+        Ok(Journal {
+            activities: collect(&next(), |row| rows::activity(row, run))?,
+            waits: collect(&next(), |row| rows::wait(row, Some(run)))?,
+        })
+    }
+
+    pub(super) async fn activity(
+        &self,
+        run: &RunId,
+        id: &ActivityId,
+    ) -> Result<Option<ActivityRecord>, StoreError> {
+        const SQL: &str = of_run!(concat!(
+            "SELECT ",
+            rows::activity_columns!(),
+            " FROM activities a WHERE a.run_id = ? AND a.activity_id = ?"
+        ));
+        let args = args![run.as_str(), run.as_str(), id.as_str()];
+        let found = self.of_run(SQL, args).await?;
+        found.first().map(|row| rows::activity(row, run)).transpose()
+    }
+
+    pub(super) async fn activities(
+        &self,
+        run: &RunId,
+        after: Option<&ActivityId>,
+        limit: u32,
+    ) -> Result<Vec<ActivityRecord>, StoreError> {
+        const FIRST: &str = of_run!(concat!(
+            "SELECT ",
+            rows::activity_columns!(),
+            " FROM activities a WHERE a.run_id = ? ORDER BY a.activation, a.activity_id LIMIT ?"
+        ));
+        const NEXT: &str = of_run!(concat!(
+            "SELECT ",
+            rows::activity_columns!(),
+            " FROM activities a WHERE a.run_id = ? AND (a.activation, a.activity_id) > \
+             (SELECT activation, activity_id FROM activities WHERE run_id = ? AND activity_id = ?) \
+             ORDER BY a.activation, a.activity_id LIMIT ?"
+        ));
+        let (id, limit) = (run.as_str(), i64::from(limit));
+        let found = match after {
+            None => self.of_run(FIRST, args![id, id, limit]).await?,
+            Some(after) => {
+                self.of_run(NEXT, args![id, id, id, after.as_str(), limit])
+                    .await?
+            }
+        };
+        collect(&found, |row| rows::activity(row, run))
+    }
+
+    pub(super) async fn wait(&self, run: &RunId, id: &WaitId) -> Result<Option<WaitRecord>, StoreError> {
+        const SQL: &str = of_run!(concat!(
+            "SELECT ",
+            rows::wait_columns!(),
+            " FROM waits w WHERE w.run_id = ? AND w.wait_id = ?"
+        ));
+        let args = args![run.as_str(), run.as_str(), id.as_str()];
+        let found = self.of_run(SQL, args).await?;
+        found.first().map(|row| rows::wait(row, Some(run))).transpose()
+    }
+
+    pub(super) async fn waits(&self, run: &RunId) -> Result<Vec<WaitRecord>, StoreError> {
+        const SQL: &str = of_run!(concat!(
+            "SELECT ",
+            rows::wait_columns!(),
+            " FROM waits w WHERE w.run_id = ? ORDER BY w.armed_at, w.wait_id"
+        ));
+        let found = self.of_run(SQL, args![run.as_str(), run.as_str()]).await?;
+        collect(&found, |row| rows::wait(row, Some(run)))
+    }
+
+    /// A corrupt row does not hide the others; whoever loads its run finds it.
+    pub(super) async fn armed(
+        &self,
+        correlation: &CorrelationId,
+        limit: u32,
+    ) -> Result<Vec<WaitRecord>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            rows::wait_columns!(),
+            " FROM waits w INDEXED BY waits_armed WHERE w.correlation_id = ? AND w.status = 'armed' \
+             ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ? OFFSET ?"
+        );
+        let mut reader = self.readers.get().await?;
+        let mut armed = Vec::new();
+        let mut seen = 0;
+        loop {
+            let missing = i64::from(limit) - signed(armed.len() as u64);
+            let page = reader
+                .rows(SQL, args![correlation.as_str(), missing, seen])
+                .await?;
+            armed.extend(page.iter().filter_map(|row| rows::wait(row, None).ok()));
+            if page.is_empty() || armed.len() >= limit as usize {
+                return Ok(armed);
+            }
+            seen += signed(page.len() as u64);
+        }
+    }
+
+    pub(super) async fn decision(
+        &self,
+        run: &RunId,
+        scope: &Scope,
+        id: &DecisionId,
+    ) -> Result<Option<DecisionRecord>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            rows::decision_columns!(),
+            " FROM decisions d WHERE d.run_id = ? AND d.scope = ? AND d.decision_id = ?"
+        );
+        let args = args![run.as_str(), scope.to_text(), id.as_str()];
+        let found = self.readers.get().await?.rows(SQL, args).await?;
+        found.first().map(|row| rows::decision(row, run)).transpose()
+    }
+
+    pub(super) async fn decisions(
+        &self,
+        run: &RunId,
+        scope: &Scope,
+    ) -> Result<Vec<DecisionRecord>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            rows::decision_columns!(),
+            " FROM decisions d WHERE d.run_id = ? AND d.scope = ? ORDER BY d.created_at, d.decision_id"
+        );
+        let args = args![run.as_str(), scope.to_text()];
+        let found = self.readers.get().await?.rows(SQL, args).await?;
+        collect(&found, |row| rows::decision(row, run))
+    }
+
+    pub(super) async fn steps(
+        &self,
+        run: &RunId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<StepRecord>, StoreError> {
+        const SQL: &str = of_run!(
+            "SELECT s.body FROM steps s WHERE s.run_id = ? AND s.activation > ? ORDER BY s.activation LIMIT ?"
+        );
+        let args = args![run.as_str(), run.as_str(), signed(after), i64::from(limit)];
+        collect(&self.of_run(SQL, args).await?, rows::step)
+    }
+
+    pub(super) async fn events(
+        &self,
+        run: &RunId,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<EventRecord>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            rows::event_columns!(),
+            " FROM events e WHERE e.run_id = ? AND e.seq > ? ORDER BY e.seq LIMIT ?"
+        );
+        let args = args![run.as_str(), signed(after), i64::from(limit)];
+        let found = self.readers.get().await?.rows(SQL, args).await?;
+        collect(&found, rows::event)
+    }
+
+    pub(super) async fn history(
+        &self,
+        run: &RunId,
+        before: Option<Revision>,
+        limit: u32,
+    ) -> Result<Vec<CheckpointRecord>, StoreError> {
+        const SQL: &str = of_run!(concat!(
+            "SELECT ",
+            checkpoint_columns!("NULL"),
+            " FROM checkpoints c WHERE c.run_id = ? AND (? IS NULL OR c.revision < ?) \
+             ORDER BY c.revision DESC LIMIT ?"
+        ));
+        let before = before.map(|revision| signed(revision.get()));
+        let args = args![run.as_str(), run.as_str(), before, before, i64::from(limit)];
+        collect(&self.of_run(SQL, args).await?, |row| {
+            rows::checkpoint(&mut Cells::new(row), run)
+        })
+    }
+
+    pub(super) async fn checkpoint(
+        &self,
+        run: &RunId,
+        revision: Revision,
+    ) -> Result<CheckpointRecord, StoreError> {
+        const SQL: &str = of_run!(concat!(
+            "SELECT ",
+            checkpoint_columns!(
+                "CASE WHEN c.pruned THEN NULL ELSE coalesce(c.state, (SELECT b.bytes FROM blobs b \
+                 WHERE b.run_id = c.run_id AND b.digest = c.state_digest)) END"
+            ),
+            " FROM checkpoints c WHERE c.run_id = ? AND c.revision = ?"
+        ));
+        let args = args![run.as_str(), run.as_str(), signed(revision.get())];
+        let found = self.of_run(SQL, args).await?;
+        let row = found.first().ok_or(StoreError::CheckpointUnavailable)?;
+        let record = rows::checkpoint(&mut Cells::new(row), run)?;
+        if record.pruned {
+            return Err(StoreError::CheckpointUnavailable);
+        }
+        if record.state.is_none() {
+            return Err(StoreError::corrupt("checkpoint state: the bytes are missing"));
+        }
+        Ok(record)
+    }
+
+    pub(super) async fn list(&self, filter: RunFilter) -> Result<Vec<Listed>, StoreError> {
+        let (sql, args) = list(filter);
+        let found = self.readers.get().await?.rows(AssertSqlSafe(sql), args).await?;
+        found
+            .iter()
+            .map(|row| {
+                let mut cells = Cells::new(row);
+                let run = cells.run()?;
+                let opened = rows::head(&mut Cells::new(row)).and_then(|head| {
+                    if let Some(why) = &head.inbox.quarantine {
+                        return Ok(Listed::Corrupt {
+                            run: run.clone(),
+                            why: why.clone(),
+                        });
+                    }
+                    let (head, inbox) = head.open_head(run.as_str())?;
+                    Ok(Listed::Run {
+                        head: Box::new(head),
+                        inbox,
+                    })
+                });
+                Ok(opened.unwrap_or_else(|error| Listed::Corrupt {
+                    run,
+                    why: error.to_string(),
+                }))
+            })
+            .collect()
+    }
+
+    pub(super) async fn due(
+        &self,
+        until: Timestamp,
+        after: Option<&(Timestamp, RunId)>,
+        limit: u32,
+    ) -> Result<Vec<Due>, StoreError> {
+        const SQL: &str = "SELECT r.run_id, r.status, r.waiting_kind, r.due_at, \
+             EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
+             FROM runs r INDEXED BY runs_due WHERE r.due_at <= ? AND r.quarantine IS NULL \
+             AND (r.due_at, r.run_id) > (?, ?) ORDER BY r.due_at, r.run_id LIMIT ?";
+        let (time, run) = after.map_or((0, ""), |(time, run)| (time.as_millis(), run.as_str()));
+        let args = args![
+            self.clocks.lease().as_millis(),
+            until.as_millis(),
+            time,
+            run,
+            i64::from(limit),
+        ];
+        let found = self.readers.get().await?.rows(SQL, args).await?;
+        collect(&found, |row| {
+            let mut cells = Cells::new(row);
+            Ok(Due {
+                run: cells.run()?,
+                status: Status::parse(cells.get()?)
+                    .ok_or_else(|| StoreError::corrupt("status: not a word of the list"))?,
+                waiting_kind: cells.get::<Option<&str>>()?.and_then(WaitingKind::parse),
+                due_at: cells.time()?,
+                leased: cells.get()?,
+            })
+        })
+    }
+
+    /// Every run in order of ids, after this one.
+    pub(super) async fn index(&self, after: Option<&RunId>, limit: u32) -> Result<Vec<IndexRow>, StoreError> {
+        const SQL: &str =
+            "SELECT run_id, revision, signal, due_at FROM runs WHERE run_id > ? ORDER BY run_id LIMIT ?";
+        let args = args![after.map_or("", RunId::as_str), i64::from(limit)];
+        let found = self.readers.get().await?.rows(SQL, args).await?;
+        collect(&found, |row| {
+            let mut cells = Cells::new(row);
+            Ok(IndexRow {
+                run: cells.run()?,
+                revision: cells.get()?,
+                signal: cells.get()?,
+                due_at: cells.get()?,
+            })
+        })
+    }
+
+    async fn of_run(
+        &self,
+        sql: &'static str,
+        args: Args,
+    ) -> Result<Vec<sqlx::sqlite::SqliteRow>, StoreError> {
+        let answer = self.readers.get().await?.of_run(sql, args).await?;
+        Ok(answer.into_iter().next().unwrap_or_default())
+    }
+}
+
+fn collect<T>(
+    found: &[sqlx::sqlite::SqliteRow],
+    read: impl Fn(&sqlx::sqlite::SqliteRow) -> Result<T, StoreError>,
+) -> Result<Vec<T>, StoreError> {
+    found.iter().map(read).collect()
+}
+
+/// The text of a list: only the conditions that are asked for, so that each finds its index.
+fn list(filter: RunFilter) -> (String, Args) {
+    let mut sql = concat!("SELECT ", head_columns!("NULL"), " FROM runs r WHERE 1").to_owned();
+    let mut args = Args::default();
+    let mut when = |condition: &str| {
+        sql.push_str(" AND ");
+        sql.push_str(condition);
+    };
+    if let Some((kind, name)) = filter.definition {
+        when("r.kind = ? AND r.definition = ?");
+        args.put(kind).put(name);
+    }
+    if let Some(parent) = &filter.parent {
+        when("r.parent_id = ?");
+        args.put(parent.as_str());
+    }
+    if let Some(status) = filter.status {
+        when("r.status = ?");
+        args.put(status.as_str());
+    }
+    if let Some(kind) = filter.waiting_kind {
+        when("r.waiting_kind = ?");
+        args.put(kind.as_str());
+    }
+    if let Some(before) = filter.due_before {
+        when("r.due_at < ?");
+        args.put(before.as_millis());
+    }
+    if let Some((time, run)) = &filter.after {
+        when("(r.created_at, r.run_id) > (?, ?)");
+        args.put(time.as_millis()).put(run.as_str());
+    }
+    sql.push_str(" ORDER BY r.created_at, r.run_id LIMIT ?");
+    args.put(i64::from(filter.limit));
+    (sql, args)
+}
