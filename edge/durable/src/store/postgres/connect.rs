@@ -11,8 +11,7 @@ use tokio::time::Instant;
 
 use super::fail::{self, Fault};
 use super::sql::Sql;
-use crate::store::StoreError;
-use shim as migrate;
+use crate::store::{StoreError, migrate};
 
 /// How long making a connection may take, or waiting for one.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -284,23 +283,4 @@ fn kept<T>(conn: PoolConnection<Postgres>, answer: Result<T, sqlx::Error>) -> Re
         drop(conn.detach());
     }
     answer
-}
-
-mod shim {
-    use std::borrow::Cow;
-    use sqlx::SqlSafeStr as _;
-    use sqlx::migrate::{Migration, MigrationType, Migrator};
-    pub(super) fn postgres() -> Migrator {
-        let steps = [
-            ("definitions", include_str!("../../../../../migrations/postgres/0001_definitions.sql")),
-            ("runs", include_str!("../../../../../migrations/postgres/0002_runs.sql")),
-        ];
-        let steps = (1..).zip(steps).map(|(version, (d, sql))| {
-            Migration::new(version, Cow::Borrowed(d), MigrationType::Simple, sql.into_sql_str(), false)
-        });
-        Migrator::with_migrations(steps.collect())
-    }
-    pub(super) async fn prepare(conn: &mut sqlx::PgConnection, m: &Migrator) -> Result<(), crate::store::StoreError> {
-        m.run_direct(None, conn, false).await.map_err(crate::store::StoreError::unavailable)
-    }
 }

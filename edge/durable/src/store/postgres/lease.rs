@@ -225,6 +225,8 @@ fn claim_sql(claim: &Claim, limit: i64) -> Sql {
             ") AND COALESCE((SELECT e.expires_at FROM run_leases e WHERE e.run_id = h.run_id), 0) <= (SELECT ",
         )
         .push(NOW)
+        .push(") AND h.run_id <> ALL(")
+        .column("text", claim.except.iter().map(RunId::as_str))
         .push(") ORDER BY h.due_at, h.run_id LIMIT ")
         .bind(limit)
         .push(" FOR UPDATE OF h SKIP LOCKED), ");
