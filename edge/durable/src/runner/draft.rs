@@ -13,6 +13,7 @@ use crate::ids::NodeName;
 use crate::payload::Payload;
 use crate::record::{
     ActivityRecord, DecisionRecord, EventName, EventRecord, RunHead, Status, StepRecord, WaitRecord,
+    WaitStatus,
 };
 use crate::runner::keeper::Held;
 use crate::runner::ledger::Dirty;
@@ -128,6 +129,8 @@ impl Draft {
     /// Adds what gathered in the ledger.
     pub(crate) fn take(&mut self, dirty: Dirty, open: (u32, u32)) -> Vec<tokio::sync::oneshot::Sender<()>> {
         self.activities.extend(dirty.activities);
+        // Arming is ours alone; settling and withdrawing race with deliveries.
+        self.watch_inbox |= dirty.waits.iter().any(|wait| wait.status != WaitStatus::Armed);
         self.waits.extend(dirty.waits);
         self.outcome |= dirty.outcome;
         for (name, data) in dirty.events {

@@ -67,7 +67,9 @@ where
             bindings: Arc::clone(&self.inner.bindings),
             metadata: Arc::new(self.head.metadata.clone()),
         };
-        let mut node = AssertUnwindSafe(entry.node.run(ctx, typed)).catch_unwind();
+        // The call itself may panic too, not only the future it makes.
+        let code = Arc::clone(&entry.node);
+        let mut node = Box::pin(AssertUnwindSafe(async move { code.run(ctx, typed).await }).catch_unwind());
         let mut flying: Option<Flying> = None;
         let mut why: Option<(Why, Instant)> = None;
         let ledger = Arc::clone(&self.ledger);

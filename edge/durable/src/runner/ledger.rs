@@ -151,6 +151,43 @@ impl Ledger {
         }
     }
 
+    /// The journal for another entry into the same activation: everything stored, what is not committed yet still marked so.
+    pub(crate) fn again(&self, entry: Entry, budgets: BTreeMap<String, Budget>) -> Self {
+        let inner = self.inner.lock();
+        let activities = inner
+            .activities
+            .iter()
+            .filter(|(id, _)| !inner.unstored.contains(*id));
+        let next = Self::new(
+            entry,
+            activities.map(|(_, record)| record.clone()).collect(),
+            inner.waits.values().cloned().collect(),
+            budgets,
+        );
+        {
+            let mut next = next.inner.lock();
+            next.dirty_activities.clone_from(&inner.dirty_activities);
+            next.dirty_waits.clone_from(&inner.dirty_waits);
+            next.dirty_outcome = inner.dirty_outcome;
+        }
+        next
+    }
+
+    /// A commit with these did not land: they are still to be committed.
+    pub(crate) fn put_back(&self, activities: &[ActivityRecord], waits: &[WaitRecord], outcome: bool) {
+        let mut inner = self.inner.lock();
+        inner
+            .dirty_activities
+            .extend(activities.iter().map(|a| a.id.clone()));
+        let known = waits
+            .iter()
+            .map(|w| &w.id)
+            .filter(|id| inner.waits.contains_key(id));
+        let known: Vec<WaitId> = known.cloned().collect();
+        inner.dirty_waits.extend(known);
+        inner.dirty_outcome |= outcome;
+    }
+
     fn context(&self, now: Timestamp) -> Context {
         Context {
             step_attempt: self.entry.attempt,
@@ -305,18 +342,6 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn records(&self) -> (Vec<ActivityRecord>, Vec<WaitRecord>) {
-        let inner = self.inner.lock();
-        let stored = inner
-            .activities
-            .iter()
-            .filter(|(id, _)| !inner.unstored.contains(*id));
-        (
-            stored.map(|(_, record)| record.clone()).collect(),
-            inner.waits.values().cloned().collect(),
-        )
-    }
-
     /// Settles the armed wait of the graph by its timer, when it is due. Its route, or `None`.
     pub(crate) fn time_out_route(&self, now: Timestamp) -> Option<NodeName> {
         let mut inner = self.inner.lock();
@@ -421,9 +446,8 @@ impl Ledger {
     pub(crate) fn refresh_waits(&self, waits: Vec<WaitRecord>) {
         let mut inner = self.inner.lock();
         for wait in waits {
-            if inner.dirty_waits.contains(&wait.id) {
-                continue;
-            }
+            // What is stored was there first: a settlement of ours that did not land gives way.
+            inner.dirty_waits.remove(&wait.id);
             if wait.status != WaitStatus::Armed {
                 inner.parked.remove(&ParkedOn::Gate(wait.id.clone()));
             }

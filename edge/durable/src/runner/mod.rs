@@ -4,12 +4,14 @@ mod bindings;
 mod ctx;
 mod draft;
 mod drive;
+mod ending;
 mod error;
 mod keeper;
 mod ledger;
 mod operate;
 mod resume;
 mod segment;
+mod step;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -420,8 +422,9 @@ where
                     let acquired = match lease {
                         None => None,
                         Some(lease) => {
-                            let mut head = head;
+                            let (mut head, mut state) = (head, state);
                             head.revision = Revision::FIRST;
+                            state.mark_stored();
                             let seal = crate::envelope::seal_of(&head, &state)?;
                             let loaded = Loaded {
                                 head,
@@ -544,8 +547,14 @@ where
     ) -> Result<RunResult<S, E>, RunError> {
         let held = self.hold(&acquired, asked);
         let mut segment = Segment::open(Arc::clone(&self.inner), acquired, held, published, stop).await?;
-        if segment.admit(intent).await? {
-            segment.run().await?;
+        if segment.admit(intent).await?
+            && let Err(error) = segment.run().await
+        {
+            // Whatever could not be written, the next holder reads what was.
+            if segment.held.is_live() {
+                self.inner.release(&segment.held).await;
+            }
+            return Err(error);
         }
         let (head, state) = (segment.head, segment.state);
         self.clean_up(&head).await;

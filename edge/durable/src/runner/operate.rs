@@ -20,9 +20,10 @@ use crate::record::{
     Status, WaitRecord, Waiting, WaitingKind, WaitingOn,
 };
 use crate::runner::draft::{Draft, persist};
+use crate::runner::ending::{cut_short, end, outcome_of, park};
 use crate::runner::keeper::{Held, Keeper};
 use crate::runner::ledger::{Entry, Holding, Ledger};
-use crate::runner::segment::{cut_short, end, enter, outcome_of, park};
+use crate::runner::step::enter;
 use crate::runner::{Limits, RunError, Runner};
 use crate::store::{Acquired, Authority, LeaseRequest, Loaded, Post, Store, StoreError};
 use crate::token::ResumeToken;

@@ -1,0 +1,190 @@
+//! How a segment is left: parked, over, or cut short.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::failure::{Failure, FailureKind};
+use crate::record::{
+    CancelRequest, EventName, Outcome, OutcomeCancel, Reason, RunHead, Status, StepRecord, StepStatus,
+    Waiting, WaitingOn,
+};
+use crate::runner::draft::{Draft, Halt};
+use crate::runner::drive::Why;
+use crate::runner::ledger::{Holding, Ledger};
+use crate::runner::segment::{Segment, Turn};
+use crate::store::{Store, StoreError};
+use crate::time::Timestamp;
+
+#[derive(Serialize)]
+struct WaitingEvent<'a> {
+    reason: &'a str,
+    waiting_on: &'a [WaitingOn],
+}
+
+impl<S, E> Segment<S, E>
+where
+    S: Send + Sync + 'static,
+    E: Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    /// The terminal commit (D235). A request to cancel that was accepted before it wins over success.
+    pub(crate) async fn end(&mut self, mut draft: Draft, outcome: Outcome) -> Result<Turn, Halt> {
+        draft.watch_inbox |= outcome.status == Status::Succeeded;
+        end(&self.inner.store, &mut draft, outcome).await?;
+        self.leave(draft).await
+    }
+
+    /// Cancel, deadline or stop, at the last committed point: what the node had not committed is discarded (D103).
+    pub(crate) async fn interrupt(&mut self, why: Why) -> Result<Turn, Halt> {
+        let now = self.held.now();
+        self.ledger.abandon_in_flight(now);
+        if why == Why::Stop {
+            if self.ledger.holding().unknown {
+                return self.hold().await;
+            }
+            let mut draft = self.draft();
+            draft.take(self.ledger.take_dirty(), self.ledger.open());
+            draft.head.status = Status::Queued;
+            draft.head.waiting = None;
+            return self.leave(draft).await;
+        }
+        let mut draft = self.draft();
+        match cut_short(
+            &mut draft,
+            &self.ledger,
+            self.cancel.as_ref(),
+            self.entered_at,
+            now,
+        ) {
+            Some(outcome) => self.end(draft, outcome).await,
+            None => self.leave(draft).await,
+        }
+    }
+}
+
+/// Parks: `ambiguous` when an effect is unknown, else `waiting`. An unknown effect is not ended by a deadline: it stays until
+/// it is resolved.
+pub(crate) fn park(draft: &mut Draft, holding: Holding, reason: Option<String>) {
+    let (status, name) = if holding.unknown {
+        (Status::Ambiguous, EventName::Ambiguous)
+    } else {
+        (Status::Waiting, EventName::Waiting)
+    };
+    let kind = holding.on.first().map_or("resume", |on| on.kind.as_str());
+    let reason = reason.unwrap_or_else(|| kind.to_owned());
+    draft.due_at = if holding.unknown {
+        None
+    } else {
+        [holding.due_at, draft.head.deadline].into_iter().flatten().min()
+    };
+    draft.engine_event(
+        name,
+        &WaitingEvent {
+            reason: &reason,
+            waiting_on: &holding.on,
+        },
+    );
+    draft.head.status = status;
+    draft.head.waiting = Some(Waiting {
+        reason,
+        due_at: holding.due_at,
+        on: holding.on,
+    });
+    draft.watch_inbox = true;
+}
+
+/// Ends: the outcome with every typed effect of the run, in order (D105), encoded once.
+pub(crate) async fn end(store: &Arc<dyn Store>, draft: &mut Draft, mut outcome: Outcome) -> Result<(), Halt> {
+    if draft.head.effects > 0 {
+        let mut after = 0;
+        loop {
+            let page = store
+                .steps(&draft.head.id, after, 500)
+                .await
+                .map_err(Halt::Store)?;
+            let Some(last) = page.last() else { break };
+            after = last.activation;
+            outcome
+                .effects
+                .extend(page.into_iter().flat_map(|step| step.effects));
+        }
+        outcome
+            .effects
+            .extend(draft.steps.iter().flat_map(|step| step.effects.clone()));
+    }
+    let encoded = outcome
+        .encode()
+        .map_err(|e| Halt::Store(StoreError::corrupt(format!("the outcome cannot be encoded: {e}"))))?;
+    if outcome.status != Status::Failed {
+        draft.head.cursor = None;
+    }
+    draft.end(outcome.status, encoded);
+    Ok(())
+}
+
+/// A run cut short by a cancellation or its deadline: everything that can be closed is closed. The outcome, or `None` when an
+/// unknown effect keeps the run `ambiguous` (durable-api §8, "Cancel").
+pub(crate) fn cut_short(
+    draft: &mut Draft,
+    ledger: &Ledger,
+    cancel: Option<&CancelRequest>,
+    entered_at: Timestamp,
+    now: Timestamp,
+) -> Option<Outcome> {
+    let completed = ledger.completed();
+    let recorded = ledger.step_is_recorded();
+    let failure = Failure::new(FailureKind::Refused, "the run was cancelled").code("cancelled");
+    ledger.close(&failure, now);
+    let holding = ledger.holding();
+    draft.take(ledger.take_dirty(), ledger.open());
+    if holding.unknown {
+        park(draft, holding, None);
+        return None;
+    }
+    if let (false, Some(node)) = (recorded, draft.head.cursor.clone()) {
+        let step = StepRecord {
+            activation: draft.head.activation,
+            node,
+            status: StepStatus::Cancelled,
+            attempts: draft.head.attempt,
+            result: None,
+            error: None,
+            effects: Vec::new(),
+            started_at: entered_at,
+            ended_at: now,
+        };
+        draft.step_event(EventName::StepCompleted, &step.node, Some(step.status.as_str()));
+        draft.steps.push(step);
+    }
+    let reason = if cancel.is_some() {
+        Reason::Cancelled
+    } else {
+        Reason::Deadline
+    };
+    let mut outcome = Outcome::new(Status::Cancelled, reason);
+    outcome.cancel = Some(match cancel {
+        Some(cancel) => OutcomeCancel {
+            by: cancel.by.clone(),
+            reason: cancel.reason.clone(),
+        },
+        None => OutcomeCancel {
+            by: None,
+            reason: "deadline".to_owned(),
+        },
+    });
+    outcome.evidence = completed
+        .iter()
+        .filter_map(|(id, key)| {
+            let text = serde_json::json!({ "activity_id": id.as_str(), "key": key.as_str() });
+            serde_json::value::to_raw_value(&text).ok()
+        })
+        .collect();
+    Some(outcome)
+}
+
+/// Bytes of an outcome, for errors that carry it.
+pub(crate) fn outcome_of(head: &RunHead) -> Bytes {
+    head.outcome.clone().unwrap_or_default()
+}

@@ -1,0 +1,463 @@
+//! What a node's answer makes of its run: the next node, another attempt, a pause or an end. One commit each, with everything
+//! the step left behind (D110).
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use std::sync::Arc;
+
+use crate::failure::{Failure, FailureKind};
+use crate::graph::{Base, Deadline, Directive, NodeEntry, NodeError};
+use crate::ids::NodeName;
+use crate::machine::retry::{self, Next};
+use crate::machine::wait;
+use crate::payload::Payload;
+use crate::record::{
+    Continuation, EventName, Exhausted, Outcome, OutcomeError, Reason, RunHead, Status, StepRecord,
+    StepStatus, WaitingKind, WaitingOn,
+};
+use crate::runner::draft::{Draft, Halt};
+use crate::runner::ledger::Holding;
+use crate::runner::segment::{Segment, Turn};
+use crate::time::Timestamp;
+
+impl<S, E> Segment<S, E>
+where
+    S: Send + Sync + 'static,
+    E: Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    /// A step that is over, with the draft it belongs to.
+    fn step(&self, status: StepStatus, error: Option<Failure>) -> Option<StepRecord> {
+        Some(StepRecord {
+            activation: self.head.activation,
+            node: self.head.cursor.clone()?,
+            status,
+            attempts: self.head.attempt,
+            result: None,
+            error,
+            effects: Vec::new(),
+            started_at: self.entered_at,
+            ended_at: self.held.now(),
+        })
+    }
+
+    pub(crate) async fn node_done(
+        &mut self,
+        name: &NodeName,
+        entry: &NodeEntry<S, E>,
+        update: S,
+        directive: Directive<E>,
+    ) -> Result<Turn, Halt> {
+        let now = self.held.now();
+        self.ledger.abandon_in_flight(now);
+        if !self.ledger.holding().on.is_empty() {
+            return self.hold().await;
+        }
+        let Directive {
+            base,
+            effects,
+            result,
+        } = directive;
+        if let Base::Retry { max_attempts } = base {
+            return self.retry(name, entry, update, max_attempts).await;
+        }
+        let inner = Arc::clone(&self.inner);
+        let (state, typed) = match self.reduce(update) {
+            Ok(reduced) => reduced,
+            Err(error) => return self.node_failed(name, entry, error).await,
+        };
+        let mut texts = Vec::with_capacity(effects.len());
+        for effect in &effects {
+            match serde_json::value::to_raw_value(effect) {
+                Ok(text) => texts.push(text),
+                Err(e) => {
+                    let failure =
+                        Failure::new(FailureKind::Internal, format!("an effect cannot be encoded: {e}"));
+                    return self.fail(failure, None).await;
+                }
+            }
+        }
+        let next = match base {
+            Base::Completed => match calm(|| inner.graph.route(entry, &typed)) {
+                Ok(next) => next,
+                Err(error) => return self.node_failed(name, entry, error).await,
+            },
+            Base::Wait(_) if entry.wait.is_none() => {
+                let failure = Failure::new(
+                    FailureKind::Configuration,
+                    format!("node {name} waits without a wait route"),
+                );
+                return self.fail(failure.code("wait_route_missing"), None).await;
+            }
+            Base::Suspend {
+                resume_at: Some(ref target),
+                ..
+            } => match inner.graph.nodes.keys().find(|node| node.as_str() == target) {
+                Some(node) => Some(node.clone()),
+                None => {
+                    let failure =
+                        Failure::new(FailureKind::Configuration, format!("{target:?} is not a node"));
+                    return self.fail(failure.code("invalid_resume_target"), None).await;
+                }
+            },
+            Base::Suspend { resume_at: None, .. } => Some(name.clone()),
+            Base::End | Base::Fail(_) | Base::Retry { .. } | Base::Wait(_) => None,
+        };
+
+        let mut draft = self.draft();
+        draft.state = state;
+        draft.head.state_digest = *draft.state.digest();
+        draft.head.budgets = self.ledger.budgets();
+        draft.take(self.ledger.take_dirty(), self.ledger.open());
+        let failure = if let Base::Fail(failure) = &base {
+            Some(failure.clone())
+        } else {
+            None
+        };
+        let status = if failure.is_some() {
+            StepStatus::Failed
+        } else {
+            StepStatus::Done
+        };
+        if let Some(mut step) = self.step(status, failure.clone()) {
+            step.result = result;
+            draft.head.effects += texts.len() as u64;
+            step.effects = texts;
+            draft.step_event(EventName::StepCompleted, &step.node, Some(status.as_str()));
+            draft.steps.push(step);
+        }
+        self.steps += 1;
+
+        match (base, next) {
+            (Base::Wait(spec), _) => {
+                let Some(route) = &entry.wait else {
+                    return self.hold().await;
+                };
+                let spec = wait::WaitSpec {
+                    key: spec.key,
+                    correlation: spec.correlation,
+                    kind: spec.kind,
+                    continuation: Continuation::Nodes {
+                        on_event: route.on_event.clone(),
+                        on_timeout: route.on_timeout.clone(),
+                    },
+                    labels: route.labels.clone(),
+                    subject: spec.subject,
+                    deadline: spec.deadline.map(|deadline| match deadline {
+                        Deadline::At(at) => at,
+                        Deadline::In(span) => now.plus(span),
+                    }),
+                    deadline_policy: spec.deadline_policy,
+                };
+                if let Err(e) = wait::check(&spec) {
+                    return self
+                        .fail(Failure::new(FailureKind::Configuration, e.to_string()), None)
+                        .await;
+                }
+                let address = wait::Address {
+                    run: self.head.id.clone(),
+                    node: name.clone(),
+                    activation: self.head.activation,
+                };
+                let record = wait::arm(&address, &spec, 1, now);
+                let holding = Holding {
+                    on: vec![WaitingOn {
+                        kind: record.kind,
+                        id: record.id.as_str().to_owned(),
+                        node: name.clone(),
+                        key: record.key.as_str().to_owned(),
+                    }],
+                    due_at: record.deadline,
+                    unknown: false,
+                };
+                draft.head.armed_waits += 1;
+                draft.waits.push(record);
+                self.park(draft, holding, None).await
+            }
+            (Base::Suspend { reason, .. }, Some(node)) => {
+                let on = WaitingOn {
+                    kind: WaitingKind::Resume,
+                    id: String::new(),
+                    node: node.clone(),
+                    key: String::new(),
+                };
+                enter(&mut draft.head, node);
+                self.park(
+                    draft,
+                    Holding {
+                        on: vec![on],
+                        due_at: None,
+                        unknown: false,
+                    },
+                    Some(reason),
+                )
+                .await
+            }
+            (Base::Fail(failure), _) => self.finish_failed(draft, failure, None).await,
+            (Base::Completed, Some(node)) => {
+                enter(&mut draft.head, node.clone());
+                draft.step_event(EventName::StepStarted, &node, None);
+                self.write(draft).await?;
+                self.reenter();
+                Ok(Turn::On)
+            }
+            (Base::Completed | Base::End | Base::Retry { .. } | Base::Suspend { .. }, _) => {
+                let output = match &inner.graph.output {
+                    None => None,
+                    Some(output) => {
+                        match calm(|| Ok(output(&typed))).unwrap_or_else(|e| Err(e.to_string())) {
+                            Ok(text) => Some(text),
+                            Err(why) => {
+                                let failure = Failure::new(
+                                    FailureKind::Internal,
+                                    format!("the output cannot be shown: {why}"),
+                                );
+                                return self.fail(failure, None).await;
+                            }
+                        }
+                    }
+                };
+                let mut outcome = Outcome::new(Status::Succeeded, Reason::Completed);
+                outcome.output = output;
+                self.end(draft, outcome).await
+            }
+        }
+    }
+
+    /// The state after a node: reduced, checked, encoded.
+    fn reduce(&self, update: S) -> Result<(Payload, S), NodeError> {
+        calm(|| self.try_reduce(update))
+    }
+
+    fn try_reduce(&self, update: S) -> Result<(Payload, S), NodeError> {
+        let graph = &self.inner.graph;
+        let internal = |why: String| NodeError::Failed(Failure::new(FailureKind::Internal, why));
+        let typed = match &graph.reducer {
+            None => update,
+            Some(reducer) => {
+                let base = graph.decode(&self.state).map_err(internal)?;
+                reducer(&base, update)
+            }
+        };
+        if let Some(invariant) = &graph.invariant {
+            invariant(&typed).map_err(|why| {
+                NodeError::Failed(Failure::new(FailureKind::Verification, why).code("invariant_violated"))
+            })?;
+        }
+        let state = graph.encode(&typed).map_err(internal)?;
+        let bytes = state.bytes().len() as u64;
+        if bytes > self.inner.limits.max_state {
+            let failure = Failure::new(
+                FailureKind::InvalidInput,
+                format!(
+                    "the state is {bytes} bytes, at most {} are allowed",
+                    self.inner.limits.max_state
+                ),
+            );
+            return Err(NodeError::Failed(failure.code("payload_too_large")));
+        }
+        // An unchanged state need not travel again.
+        let state = if state == self.state {
+            self.state.clone()
+        } else {
+            state
+        };
+        Ok((state, typed))
+    }
+
+    /// `Directive::retry`: the same entry once more, its attempt counted before it begins (D67).
+    async fn retry(
+        &mut self,
+        name: &NodeName,
+        entry: &NodeEntry<S, E>,
+        update: S,
+        max: u32,
+    ) -> Result<Turn, Halt> {
+        if self.head.attempt < max {
+            let mut draft = self.draft();
+            draft.take(self.ledger.take_dirty(), self.ledger.open());
+            draft.head.attempt += 1;
+            draft.step_event(EventName::StepStarted, name, None);
+            self.write(draft).await?;
+            self.reenter();
+            return Ok(Turn::On);
+        }
+        let exhausted = Exhausted {
+            budget: format!("retry:{name}"),
+            used: self.head.attempt.into(),
+            limit: max.into(),
+        };
+        let Some(route) = &entry.retry_route else {
+            return self.exhaust(exhausted, None).await;
+        };
+        let state = match self.reduce(update) {
+            Ok((state, _)) => state,
+            Err(error) => return self.node_failed(name, entry, error).await,
+        };
+        self.reroute(route.clone(), Some(state), None).await
+    }
+
+    /// The retry route: this step is over as exhausted, the run goes on there (D250).
+    async fn reroute(
+        &mut self,
+        to: NodeName,
+        state: Option<Payload>,
+        error: Option<Failure>,
+    ) -> Result<Turn, Halt> {
+        let mut draft = self.draft();
+        if let Some(state) = state {
+            draft.head.state_digest = *state.digest();
+            draft.state = state;
+        }
+        draft.take(self.ledger.take_dirty(), self.ledger.open());
+        if let Some(step) = self.step(StepStatus::Exhausted, error) {
+            draft.step_event(EventName::StepCompleted, &step.node, Some(step.status.as_str()));
+            draft.steps.push(step);
+        }
+        self.steps += 1;
+        enter(&mut draft.head, to.clone());
+        draft.step_event(EventName::StepStarted, &to, None);
+        self.write(draft).await?;
+        self.reenter();
+        Ok(Turn::On)
+    }
+
+    /// A node that returned an error or panicked.
+    pub(crate) async fn node_failed(
+        &mut self,
+        name: &NodeName,
+        entry: &NodeEntry<S, E>,
+        error: NodeError,
+    ) -> Result<Turn, Halt> {
+        let now = self.held.now();
+        self.ledger.abandon_in_flight(now);
+        if self.ledger.holding().unknown {
+            return self.hold().await;
+        }
+        let (failure, exhausted) = match error {
+            NodeError::Exhausted { exhausted, failure } => return self.exhaust(exhausted, failure).await,
+            NodeError::Failed(failure) => {
+                let policy = entry.retry.as_ref();
+                match retry::after_failure(
+                    policy,
+                    name,
+                    self.head.attempt,
+                    &failure,
+                    None,
+                    now,
+                    fastrand::f64(),
+                ) {
+                    Next::Again(not_before) => return self.retry_later(name, not_before.at).await,
+                    Next::Final { exhausted } => (failure, exhausted),
+                }
+            }
+        };
+        match (exhausted, &entry.retry_route) {
+            (Some(_), Some(route)) if self.ledger.holding().on.is_empty() => {
+                self.reroute(route.clone(), None, Some(failure)).await
+            }
+            (Some(exhausted), _) => self.exhaust(exhausted, Some(failure)).await,
+            (None, _) => self.fail(failure, None).await,
+        }
+    }
+
+    /// A step retry: the attempt is counted and the run parked until it is due (D148).
+    async fn retry_later(&mut self, name: &NodeName, at: Timestamp) -> Result<Turn, Halt> {
+        let mut draft = self.draft();
+        draft.take(self.ledger.take_dirty(), self.ledger.open());
+        draft.head.attempt += 1;
+        let on = WaitingOn {
+            kind: WaitingKind::Retry,
+            id: String::new(),
+            node: name.clone(),
+            key: String::new(),
+        };
+        self.park(
+            draft,
+            Holding {
+                on: vec![on],
+                due_at: Some(at),
+                unknown: false,
+            },
+            None,
+        )
+        .await
+    }
+
+    pub(crate) async fn fail(
+        &mut self,
+        failure: Failure,
+        exhausted: Option<Exhausted>,
+    ) -> Result<Turn, Halt> {
+        self.ledger.close(&failure, self.held.now());
+        if !self.ledger.holding().on.is_empty() {
+            return self.hold().await;
+        }
+        let mut draft = self.draft();
+        draft.take(self.ledger.take_dirty(), self.ledger.open());
+        let status = if exhausted.is_some() {
+            StepStatus::Exhausted
+        } else {
+            StepStatus::Failed
+        };
+        if let Some(step) = self.step(status, Some(failure.clone())) {
+            draft.step_event(EventName::StepCompleted, &step.node, Some(status.as_str()));
+            draft.steps.push(step);
+        }
+        self.finish_failed(draft, failure, exhausted).await
+    }
+
+    pub(crate) async fn exhaust(
+        &mut self,
+        exhausted: Exhausted,
+        failure: Option<Failure>,
+    ) -> Result<Turn, Halt> {
+        let failure = failure.unwrap_or_else(|| {
+            Failure::new(
+                FailureKind::Refused,
+                format!(
+                    "{} of {} {} are used",
+                    exhausted.used, exhausted.limit, exhausted.budget
+                ),
+            )
+            .code("budget_exhausted")
+        });
+        self.fail(failure, Some(exhausted)).await
+    }
+
+    async fn finish_failed(
+        &mut self,
+        draft: Draft,
+        failure: Failure,
+        exhausted: Option<Exhausted>,
+    ) -> Result<Turn, Halt> {
+        let (status, reason) = match &exhausted {
+            Some(_) => (Status::Exhausted, Reason::Budget),
+            None => (Status::Failed, Reason::Error),
+        };
+        let mut outcome = Outcome::new(status, reason);
+        outcome.error = Some(OutcomeError {
+            failure,
+            step: self.head.cursor.as_ref().map(|c| c.as_str().to_owned()),
+            attempt: self.head.attempt,
+        });
+        outcome.exhausted = exhausted;
+        self.end(draft, outcome).await
+    }
+}
+
+/// Calls pure code of the host; its panic is a failure of the step (D257).
+fn calm<T>(call: impl FnOnce() -> Result<T, NodeError>) -> Result<T, NodeError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        let failure = Failure::new(FailureKind::Internal, "code of the graph panicked").code("panic");
+        Err(NodeError::Failed(failure))
+    })
+}
+
+/// The next activation.
+pub(crate) fn enter(head: &mut RunHead, node: NodeName) {
+    head.cursor = Some(node);
+    head.activation += 1;
+    head.attempt = 1;
+    head.recoveries = 0;
+}
