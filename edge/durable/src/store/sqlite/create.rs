@@ -44,7 +44,7 @@ impl Creation {
 impl Work for Creation {
     type Answer = Created;
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<Created, Fail> {
+    async fn run(mut self, tx: &mut Tx<'_>) -> Result<Created, Fail> {
         let id = self.run.as_str();
         if let Some(key) = &self.key {
             let sql = "SELECT request, run_id FROM idempotency_keys WHERE scope = ? AND key = ?";
@@ -69,6 +69,7 @@ impl Work for Creation {
             };
         }
 
+        self.beside.add_missing(tx, &self.run).await?;
         let now = tx.wall();
         let lease = self.lease.map(|request| Lease {
             run: self.run.clone(),

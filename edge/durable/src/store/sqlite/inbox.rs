@@ -36,7 +36,7 @@ impl Posting {
 impl Work for Posting {
     type Answer = u64;
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<u64, Fail> {
+    async fn run(mut self, tx: &mut Tx<'_>) -> Result<u64, Fail> {
         let sql = "SELECT r.signal, r.status, r.due_at, \
              EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
              FROM runs r WHERE r.run_id = ?";
@@ -53,6 +53,7 @@ impl Work for Posting {
             return Err(StoreError::Conflict(Conflict::Signal(signal)).into());
         }
 
+        self.beside.add_missing(tx, &self.run).await?;
         let now = tx.wall().as_millis();
         // An ended run is never claimable again.
         let due_at = if self.wake && !over { Some(now) } else { due_at };

@@ -101,6 +101,7 @@ impl Work for ClaimDue {
         let sql = "SELECT r.run_id FROM runs r INDEXED BY runs_due \
              WHERE r.due_at <= ? AND r.quarantine IS NULL AND r.schema_version <= ? \
              AND (r.kind, r.definition) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?)) \
+             AND r.run_id NOT IN (SELECT value FROM json_each(?)) \
              AND NOT EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
              ORDER BY r.due_at, r.run_id LIMIT ?";
         let Self(claim) = self;
@@ -108,6 +109,7 @@ impl Work for ClaimDue {
             tx.wall().as_millis(),
             SCHEMA_VERSION,
             json!(claim.definitions).to_string(),
+            ids(claim.except.iter()),
             tx.now(),
             i64::from(claim.limit),
         ];

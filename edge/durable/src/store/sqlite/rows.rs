@@ -124,7 +124,9 @@ macro_rules! head_columns {
     ($state:expr) => {
         concat!(
             "r.run_id, r.kind, r.definition, r.status, r.cursor, r.activation, r.revision, r.schema_version, \
-             r.parent_id, r.root_id, r.waiting_kind, r.deadline, ", $state, ", r.state_digest, r.budgets, \
+             r.parent_id, r.root_id, r.waiting_kind, r.deadline, ",
+            $state,
+            ", r.state_digest, r.budgets, \
              r.outcome, r.body, r.seal, r.created_at, r.updated_at, r.signal, r.cancel, r.quarantine"
         )
     };

@@ -52,7 +52,7 @@ const BLOB: &str = "INSERT OR IGNORE INTO blobs (run_id, digest, bytes) VALUES (
 
 /// # Errors
 /// `too_large`.
-pub(super) fn check_length(what: &'static str, payload: &Payload) -> Result<(), StoreError> {
+fn check_length(what: &'static str, payload: &Payload) -> Result<(), StoreError> {
     let bytes = payload.bytes().len() as u64;
     if bytes > PAYLOAD_MAX {
         return Err(StoreError::TooLarge {
@@ -92,6 +92,8 @@ pub(super) struct Beside {
     decisions: Vec<DecisionRecord>,
     events: Vec<EventRecord>,
     blobs: Vec<BlobRow>,
+    /// Long payloads that were read from a store: from this run of it, as a rule, and still there.
+    known: Vec<BlobRow>,
 }
 
 impl Beside {
@@ -113,10 +115,33 @@ impl Beside {
         Ok(beside)
     }
 
-    /// Writes a long payload to `blobs`, unless it is known to be there.
+    /// A long payload goes to `blobs`; one that is marked as stored only when it turns out not to be.
     fn keep(&mut self, what: &'static str, payload: &Payload) -> Result<(), StoreError> {
         check_length(what, payload)?;
-        self.blobs.extend(envelope::blob_of(payload));
+        if payload.bytes().len() > INLINE_MAX {
+            let blob = BlobRow {
+                digest: *payload.digest(),
+                bytes: payload.bytes().clone(),
+            };
+            if payload.is_stored() {
+                self.known.push(blob);
+            } else {
+                self.blobs.push(blob);
+            }
+        }
+        Ok(())
+    }
+
+    /// The mark of a payload may be another run's, and retention may have removed what no row named for a while.
+    pub(super) async fn add_missing(&mut self, tx: &mut Tx<'_>, run: &RunId) -> Result<(), Fail> {
+        for blob in std::mem::take(&mut self.known) {
+            let mut args = args![run.as_str()];
+            args.digest(&blob.digest);
+            let sql = "SELECT 1 FROM blobs WHERE run_id = ? AND digest = ?";
+            if tx.row(sql, args).await?.is_none() {
+                self.blobs.push(blob);
+            }
+        }
         Ok(())
     }
 
@@ -249,8 +274,6 @@ pub(super) struct Transition {
     events: [Option<EventRecord>; 2],
     /// What the statement has no columns for.
     more: Beside,
-    /// A long state that the caller knows to be stored.
-    stored: Option<BlobRow>,
 }
 
 impl Transition {
@@ -284,7 +307,6 @@ impl Transition {
         more.activities = activities.collect();
         more.steps = steps.collect::<Result<_, _>>()?;
         more.events = events.collect();
-        let is_known = commit.state.is_stored() && commit.state.bytes().len() > INLINE_MAX;
         Ok(Some(Self {
             run: commit.head.id,
             guard: commit.guard,
@@ -297,10 +319,6 @@ impl Transition {
             step,
             events: first,
             more,
-            stored: is_known.then(|| BlobRow {
-                digest: *commit.state.digest(),
-                bytes: commit.state.bytes().clone(),
-            }),
         }))
     }
 }
@@ -310,19 +328,7 @@ impl Work for Transition {
 
     async fn run(mut self, tx: &mut Tx<'_>) -> Result<Committed, Fail> {
         let run = self.run;
-        if let Some(blob) = self.stored {
-            // Retention may have removed it since, when no row named it for a while.
-            let args = {
-                let mut args = args![run.as_str()];
-                args.digest(&blob.digest);
-                args
-            };
-            let sql = "SELECT 1 FROM blobs WHERE run_id = ? AND digest = ?";
-            if tx.row(sql, args).await?.is_none() {
-                self.more.blobs.push(blob);
-            }
-        }
-
+        self.more.add_missing(tx, &run).await?;
         let incarnation = match &self.guard.authority {
             Authority::Lease(lease) => Some(signed(lease.incarnation)),
             Authority::Idle => None,
