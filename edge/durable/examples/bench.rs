@@ -167,7 +167,7 @@ impl Floor {
 async fn open(database: &Database) -> Fallible<Arc<dyn Store>> {
     Ok(match database {
         Database::Memory => Arc::new(MemoryStore::new(Arc::new(HostClock::new()))),
-        Database::Sqlite(dir) => Arc::new(SqliteStore::open(dir.join("bench.db")).await?),
+        Database::Sqlite(dir) => Arc::new(SqliteStore::open(&dir.join("bench.db")).await?),
         Database::Postgres(url) => Arc::new(PostgresStore::connect(url).await?),
     })
 }
