@@ -83,3 +83,126 @@ fn rows<'a>(
     hold("a wait is of another run", waits.all(|run| run == id))?;
     hold("a decision is of another run", decisions.all(|run| run == id))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::Payload;
+    use crate::record::{EventName, Inbox, Scope};
+    use crate::store::Loaded;
+    use crate::testing::build;
+
+    fn valid_create() -> Create {
+        build::create(&build::run("r"), build::at(1))
+    }
+
+    fn valid_commit() -> Commit {
+        let create = valid_create();
+        let loaded = Loaded {
+            head: create.head,
+            state: create.state,
+            seal: [0; 32],
+            inbox: Inbox::default(),
+            lease: None,
+            now: build::at(2),
+        };
+        build::advance_loaded(&loaded, Authority::Idle)
+    }
+
+    fn valid_post() -> Post {
+        build::post(&build::run("r"), 0)
+    }
+
+    #[test]
+    fn a_creation_is_whole() {
+        create(&valid_create()).unwrap();
+        let mut bare = valid_create();
+        bare.events.clear();
+        bare.head.event_seq = 0;
+        create(&bare).unwrap();
+        let wrong: [fn(&mut Create); 5] = [
+            |c| c.head.event_seq = 2,
+            |c| c.events.clear(),
+            |c| {
+                c.events[0].seq = 2;
+                c.head.event_seq = 2;
+            },
+            |c| {
+                c.events
+                    .push(build::event(1, 1, EventName::Started, build::at(1)))
+            },
+            |c| c.state = Payload::new("another"),
+        ];
+        for (n, change) in wrong.iter().enumerate() {
+            let mut changed = valid_create();
+            change(&mut changed);
+            assert!(create(&changed).is_err(), "{n}");
+        }
+    }
+
+    #[test]
+    fn a_commit_is_of_one_run() {
+        commit(&valid_commit()).unwrap();
+        let other = build::run("other");
+        let rows: [fn(&mut Commit, &RunId); 6] = [
+            |c, run| c.activities.push(build::activity(run, 1, "a")),
+            |c, run| c.waits.push(build::wait(run, 1, "w", "about", build::at(1))),
+            |c, run| {
+                c.decisions
+                    .push(build::decision(run, Scope::Operator, "d", build::at(1)));
+            },
+            |c, run| {
+                c.guard.authority = Authority::Lease(crate::store::Lease {
+                    run: run.clone(),
+                    owner: build::lease_for("w", build::LONG).owner,
+                    incarnation: 1,
+                    expires_at: build::at(9),
+                });
+                c.release = true;
+            },
+            |c, run| {
+                let seq = c.head.event_seq + u64::from(run.as_str() == "other");
+                c.events[0].seq = seq;
+            },
+            |c, run| {
+                c.state = Payload::new(if run.as_str() == "r" {
+                    "state of r at 2"
+                } else {
+                    "x"
+                })
+            },
+        ];
+        for (n, add) in rows.iter().enumerate() {
+            let mut changed = valid_commit();
+            add(&mut changed, &build::run("r"));
+            assert!(commit(&changed).is_ok(), "{n}");
+            let mut changed = valid_commit();
+            add(&mut changed, &other);
+            assert!(commit(&changed).is_err(), "{n}");
+        }
+        let mut idle = valid_commit();
+        idle.release = true;
+        assert!(commit(&idle).is_err());
+        let mut gap = valid_commit();
+        gap.events
+            .push(build::event(4, 1, EventName::Started, build::at(1)));
+        gap.head.event_seq = 4;
+        assert!(commit(&gap).is_err());
+    }
+
+    #[test]
+    fn a_post_is_for_one_run() {
+        post(&valid_post()).unwrap();
+        let mut wait = valid_post();
+        wait.waits = vec![build::wait(&build::run("other"), 1, "w", "about", build::at(1))];
+        assert!(post(&wait).is_err());
+        let mut decision = valid_post();
+        decision.decisions = vec![build::decision(
+            &build::run("other"),
+            Scope::Cancel,
+            "d",
+            build::at(1),
+        )];
+        assert!(post(&decision).is_err());
+    }
+}

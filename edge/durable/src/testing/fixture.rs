@@ -54,3 +54,18 @@ pub enum Tamper {
     /// The row of `blobs` is gone.
     DropBlob(Digest),
 }
+
+/// The bytes with one of them changed: a digit to another one where there is a digit, so that JSON stays JSON and only a seal
+/// or a digest tells.
+///
+/// # Panics
+/// When there are no bytes.
+pub fn flipped(bytes: &[u8]) -> Vec<u8> {
+    let mut changed = bytes.to_vec();
+    let at = changed
+        .iter()
+        .rposition(u8::is_ascii_digit)
+        .unwrap_or(changed.len() - 1);
+    changed[at] ^= 1;
+    changed
+}

@@ -23,5 +23,5 @@ pub mod model;
 
 pub use clock::ManualClock;
 pub use fault::{Fault, FaultStore};
-pub use fixture::{Fixture, Tamper};
+pub use fixture::{Fixture, Tamper, flipped};
 pub use memory::MemoryFixture;

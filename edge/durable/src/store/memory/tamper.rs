@@ -10,13 +10,10 @@ use super::MemoryStore;
 use super::tables::Tables;
 use crate::envelope::PayloadColumns;
 use crate::ids::{Revision, RunId};
-use crate::testing::Tamper;
+use crate::testing::{Tamper, flipped};
 
 fn flip(bytes: &mut Bytes) {
-    let mut changed = bytes.to_vec();
-    let last = changed.last_mut().expect("there are bytes to flip");
-    *last ^= 1;
-    *bytes = changed.into();
+    *bytes = flipped(bytes).into();
 }
 
 fn flip_inline(payload: &mut PayloadColumns) {

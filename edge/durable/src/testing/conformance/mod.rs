@@ -118,6 +118,7 @@ macro_rules! conformance_tests {
             ];
             payloads: [
                 payloads_of_every_size_come_back,
+                a_state_of_64_mib_comes_back_or_is_refused,
                 bytes_are_never_read_or_converted,
                 documents_come_back_byte_for_byte,
                 one_long_payload_is_stored_once_per_run,

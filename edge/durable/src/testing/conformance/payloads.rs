@@ -77,6 +77,26 @@ pub async fn payloads_of_every_size_come_back(fixture: &dyn Fixture) {
     }
 }
 
+/// The largest state a host may allow; an adapter that cannot hold it says so before anything is written.
+pub async fn a_state_of_64_mib_comes_back_or_is_refused(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let now = store.now().await.unwrap();
+    let id = run("r");
+    let state = payload(patterned(64 << 20));
+    match store.create(create_with(&id, state.clone(), now)).await {
+        Ok(created) => {
+            new(created);
+            let loaded = store.load(&id).await.unwrap();
+            assert_eq!(loaded.state.bytes().len(), state.bytes().len());
+            assert!(loaded.state.bytes() == state.bytes(), "other bytes");
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), "too_large", "{error}");
+            refused(store.load(&id).await, "not_found");
+        }
+    }
+}
+
 pub async fn bytes_are_never_read_or_converted(fixture: &dyn Fixture) {
     let store = fixture.store();
     let opaque: [&[u8]; 9] = [
