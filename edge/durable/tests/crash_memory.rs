@@ -1,0 +1,145 @@
+//! A run with everything in it, on a store that fails at the k-th operation, for every k and every way to fail: refused, done
+//! without an answer, lost without an answer. New workers go on from what is stored.
+
+mod torture;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use iop_durable::ids::RunId;
+use iop_durable::record::{ActivityRecord, ActivityState, AttemptClass, Origin};
+use iop_durable::store::Store;
+use iop_durable::store::memory::MemoryStore;
+use iop_durable::testing::{Fault, FaultStore};
+
+use torture::clock::PausedClock;
+use torture::driver::{Driver, Mode, is_passing};
+use torture::graph::everything;
+use torture::invariants::{check_everything, check_run};
+use torture::ledger::{Ledger, MemoryLedger};
+use torture::recorder::Recorder;
+use torture::world::World;
+
+const TTL: Duration = Duration::from_secs(10);
+
+/// What a run met on its way.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Met {
+    faults: usize,
+    /// Attempts whose worker was lost.
+    abandoned: usize,
+    ambiguous: usize,
+    /// Unsafe calls an operator found applied, and found not applied.
+    completed_by_hand: usize,
+    failed_by_hand: usize,
+}
+
+impl std::ops::AddAssign for Met {
+    fn add_assign(&mut self, other: Self) {
+        self.faults += other.faults;
+        self.abandoned += other.abandoned;
+        self.ambiguous += other.ambiguous;
+        self.completed_by_hand += other.completed_by_hand;
+        self.failed_by_hand += other.failed_by_hand;
+    }
+}
+
+/// Runs to the end with these faults.
+async fn run_with(faults: &[(u64, Fault)], mode: Mode) -> Met {
+    let what = format!("{mode:?} {faults:?}");
+    let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::default());
+    let memory: Arc<dyn Store> = Arc::new(MemoryStore::new(Arc::new(PausedClock::new())));
+    let recorded: Arc<dyn Store> = Arc::new(Recorder::new(Arc::clone(&memory), Arc::clone(&ledger)));
+    let faulty = Arc::new(FaultStore::new(recorded));
+    for (k, fault) in faults {
+        faulty.fail(*k, *fault);
+    }
+    let store: Arc<dyn Store> = faulty.clone();
+    let world = Arc::new(World::new(Arc::clone(&ledger), Arc::clone(&memory)));
+    let graph = Arc::new(everything("everything"));
+    let run = RunId::new("run").unwrap();
+    for worker in 0.. {
+        assert!(worker < 20, "{what}: the run does not end");
+        let driver = Driver::new(&graph, &store, &world, &run, mode, TTL);
+        match driver.drive().await {
+            Ok(()) => break,
+            Err(error) => assert!(is_passing(&error), "{what}: {error:?} after {:?}", faulty.hits()),
+        }
+    }
+    let found = check_run(&what, &*memory, &*ledger, &run).await;
+    check_everything(&what, &found);
+    let by_hand = |state: ActivityState| {
+        let settled = |a: &&ActivityRecord| a.origin == Some(Origin::Manual) && a.state == state;
+        found.activities.iter().filter(settled).count()
+    };
+    let attempts = found.activities.iter().flat_map(|a| &a.attempts);
+    Met {
+        faults: faulty.hits().len(),
+        abandoned: attempts.filter(|a| a.class == AttemptClass::Abandoned).count(),
+        ambiguous: found.events.iter().filter(|e| e.name == "run.ambiguous").count(),
+        completed_by_hand: by_hand(ActivityState::Completed),
+        failed_by_hand: by_hand(ActivityState::Failed),
+    }
+}
+
+/// A fault at every k, another at the operation after it, until a run needs fewer operations.
+async fn every_k(fault: Fault, next: Option<Fault>, mode: Mode) -> Met {
+    let mut all = Met::default();
+    for k in 1.. {
+        let faults: Vec<(u64, Fault)> = [Some(fault), next]
+            .into_iter()
+            .flatten()
+            .zip(k..)
+            .map(|(fault, k)| (k, fault))
+            .collect();
+        let met = run_with(&faults, mode).await;
+        all += met;
+        if met.faults == 0 {
+            break;
+        }
+    }
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_without_faults_ends_as_it_should() {
+    for mode in [Mode::Claims, Mode::Resumes] {
+        assert_eq!(run_with(&[], mode).await, Met::default());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claimed_run_survives_a_fault_at_every_operation() {
+    a_fault_at_every_operation(Mode::Claims).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resumed_run_survives_a_fault_at_every_operation() {
+    a_fault_at_every_operation(Mode::Resumes).await;
+}
+
+async fn a_fault_at_every_operation(mode: Mode) {
+    for fault in [Fault::Refused, Fault::DoneUnconfirmed, Fault::LostUnconfirmed] {
+        let met = every_k(fault, None, mode).await;
+        assert!(met.faults > 50, "{fault}: {met:?}");
+    }
+}
+
+/// The second fault hits the look that a lost answer leads to, so that nobody knows what is stored.
+#[tokio::test(start_paused = true)]
+async fn a_claimed_run_survives_two_faults_in_a_row_at_every_operation() {
+    two_faults_in_a_row(Mode::Claims).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resumed_run_survives_two_faults_in_a_row_at_every_operation() {
+    two_faults_in_a_row(Mode::Resumes).await;
+}
+
+async fn two_faults_in_a_row(mode: Mode) {
+    for fault in [Fault::Refused, Fault::DoneUnconfirmed, Fault::LostUnconfirmed] {
+        let met = every_k(fault, Some(Fault::Refused), mode).await;
+        eprintln!("{mode:?} {fault}: {met:?}");
+        assert!(met.faults > 100, "{fault}: {met:?}");
+    }
+}
