@@ -91,14 +91,11 @@ fn judge(applied: &[AppliedMigration], known: &[Migration]) -> Found {
     }
 }
 
-fn refused(error: &MigrateError) -> StoreError {
-    StoreError::Open(format!("the database's schema: {error}"))
-}
-
 fn failed(error: MigrateError) -> StoreError {
-    match error {
-        MigrateError::Execute(error) => StoreError::unavailable(error),
-        other => refused(&other),
+    if let MigrateError::Execute(error) = error {
+        StoreError::unavailable(error)
+    } else {
+        StoreError::Open(format!("the database's schema: {error}"))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The suite's fixture over `SqliteStore`: a file of its own, one store, clocks moved by hand.
 
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +15,15 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, SqliteConnection};
 use tempfile::TempDir;
 
-pub struct SqliteFixture {
+pub(crate) struct SqliteFixture {
     // The first field: dropped before its file goes.
-    pub store: Arc<SqliteStore>,
-    pub clock: Arc<ManualClock>,
+    pub(crate) store: Arc<SqliteStore>,
+    pub(crate) clock: Arc<ManualClock>,
     dir: TempDir,
 }
 
 impl SqliteFixture {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::new());
         let store = SqliteStore::open_with(&dir.path().join("iop.db"), clock.clone())
@@ -34,7 +36,7 @@ impl SqliteFixture {
         }
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("iop.db")
     }
 
@@ -73,7 +75,7 @@ impl SqliteFixture {
 }
 
 /// A connection of somebody else.
-pub async fn connect(path: &Path) -> SqliteConnection {
+pub(crate) async fn connect(path: &Path) -> SqliteConnection {
     SqliteConnectOptions::new()
         .filename(path)
         .connect()

@@ -2,6 +2,8 @@
 
 use super::fail::{self, Fail};
 use super::rows::Cells;
+#[cfg(feature = "testing")]
+use super::script::Args;
 use super::script::{Script, args};
 use super::transition::absent;
 use super::writer::{Tx, Work};
@@ -172,5 +174,28 @@ impl Work for Repair {
             tx.hint(Hint::Claimable(self.run));
         }
         Ok(true)
+    }
+}
+
+/// Lets the file grow no further than by this many pages from here, or without limit: a full disk, for tests.
+#[cfg(feature = "testing")]
+pub(super) struct LimitGrowth(pub(super) Option<u32>);
+
+#[cfg(feature = "testing")]
+impl Work for LimitGrowth {
+    type Answer = ();
+
+    async fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
+        let limit = match self.0 {
+            Some(pages) => {
+                let row = tx.row("PRAGMA page_count", Args::default()).await?;
+                let row = row.ok_or_else(|| StoreError::corrupt("no page count"))?;
+                Cells::new(&row).get::<i64>()? + i64::from(pages)
+            }
+            None => i64::from(u32::MAX - 1),
+        };
+        let sql = format!("PRAGMA max_page_count = {limit}");
+        tx.row(sqlx::AssertSqlSafe(sql), Args::default()).await?;
+        Ok(())
     }
 }

@@ -100,6 +100,15 @@ impl SqliteStore {
         }
     }
 
+    /// From here on the file grows by at most this many pages of 4 KiB, or without limit: a full disk, for tests.
+    ///
+    /// # Errors
+    /// `unavailable`.
+    #[cfg(feature = "testing")]
+    pub async fn limit_growth(&self, pages: Option<u32>) -> Result<(), StoreError> {
+        self.writer.write(lifecycle::LimitGrowth(pages)).await
+    }
+
     /// The run of a lease that was just taken. One that cannot be read is given back, and set aside when it is corrupt.
     async fn acquired(&self, lease: Lease) -> Result<Acquired, StoreError> {
         let error = match self.reads.load(&lease.run).await {
