@@ -1,6 +1,8 @@
 //! Typed graphs: nodes, routes, budgets and labels, checked once by `compile` and immutable afterwards.
 
 mod builder;
+mod compile;
+mod digest;
 mod directive;
 
 use std::collections::BTreeMap;
@@ -13,10 +15,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-pub use builder::{CompileError, GraphBuilder, GraphErrors};
+pub use builder::GraphBuilder;
+pub use compile::{CompileError, GraphErrors};
 pub(crate) use directive::Base;
 pub use directive::{Await, Deadline, Directive, NoEffect, NodeError};
 
+use crate::failure::{Failure, FailureKind};
 use crate::ids::NodeName;
 use crate::payload::Payload;
 use crate::record::{Budget, DefinitionRef, RetryPolicy, WaitLabels};
@@ -120,12 +124,19 @@ pub struct WaitRoute<S> {
     pub(crate) transition: Transition<S>,
 }
 
+/// As the target of an edge: the run succeeds. No node has this name.
+pub const END: &str = "__end__";
+
 pub(crate) enum Edges<S> {
-    /// A declared terminal node.
-    None,
+    /// Completing ends the run: a declared terminal node, or an edge to `END`.
+    End,
+    /// Only a wait leads on from here; completing is a failure.
+    Missing,
     To(NodeName),
     Choose {
         targets: Vec<NodeName>,
+        /// Whether `END` is among the targets.
+        may_end: bool,
         route: Route<S>,
     },
 }
@@ -179,20 +190,25 @@ impl<S: 'static, E> Graph<S, E> {
 
     /// Where a completed node leads: `None` is the end of the run.
     pub(crate) fn route(&self, entry: &NodeEntry<S, E>, state: &S) -> Result<Option<NodeName>, NodeError> {
+        let invalid = |why: String| NodeError::Failed(Failure::new(FailureKind::Internal, why).code("route_invalid"));
         match &entry.edges {
-            Edges::None => Ok(None),
+            Edges::End => Ok(None),
+            Edges::Missing => Err(invalid(
+                "the node completed, but only a wait leads on from it".to_owned(),
+            )),
             Edges::To(next) => Ok(Some(next.clone())),
-            Edges::Choose { targets, route } => {
+            Edges::Choose {
+                targets,
+                may_end,
+                route,
+            } => {
                 let chosen = route(state)?;
                 match targets.iter().find(|t| t.as_str() == chosen) {
                     Some(next) => Ok(Some(next.clone())),
-                    None => Err(NodeError::Failed(
-                        crate::failure::Failure::new(
-                            crate::failure::FailureKind::Internal,
-                            format!("the route chose {chosen:?}, which is not among its declared targets"),
-                        )
-                        .code("route_invalid"),
-                    )),
+                    None if *may_end && chosen == END => Ok(None),
+                    None => Err(invalid(format!(
+                        "the route chose {chosen:?}, which is not among its declared targets"
+                    ))),
                 }
             }
         }
@@ -206,3 +222,6 @@ impl<S, E> std::fmt::Debug for Graph<S, E> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
