@@ -705,3 +705,6 @@ pub fn encode_step(step: &StepRecord) -> Result<Bytes, StoreError> {
 pub fn decode_step(bytes: &[u8]) -> Result<StepRecord, StoreError> {
     from_json("step", bytes)
 }
+
+#[cfg(test)]
+mod tests;
