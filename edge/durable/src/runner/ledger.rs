@@ -682,6 +682,12 @@ impl Ledger {
         inner.parked.clear();
     }
 
+    /// Whether nothing has been asked for in this activation.
+    pub(crate) fn is_empty(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.activities.is_empty() && inner.waits.is_empty()
+    }
+
     /// Whether the step of this activation is over and recorded: the run waits behind it.
     pub(crate) fn step_is_recorded(&self) -> bool {
         let inner = self.inner.lock();

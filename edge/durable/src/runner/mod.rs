@@ -34,7 +34,7 @@ pub use resume::{Evaluated, Resume, ResumeDecision, ResumePlan};
 pub use stream::{RunStream, StreamEvent};
 
 use crate::graph::Graph;
-use crate::ids::{Owner, Revision, RunId};
+use crate::ids::{NodeName, Owner, Revision, RunId};
 use crate::payload::Payload;
 use crate::record::{Budget, EventName, EventRecord, Lineage, Outcome, Reason, RunHead, Status, Waiting};
 use crate::runner::keeper::{Held, Keeper};
@@ -165,6 +165,8 @@ pub struct RunResult<S, E> {
     pub run: RunId,
     pub status: Status,
     pub life: u32,
+    /// The node that runs or would run next; of a run that failed, the one it failed in. `None` when it is over otherwise.
+    pub cursor: Option<NodeName>,
     /// The last committed state.
     pub state: S,
     /// For the next resume: only this one is valid (D91).
@@ -547,9 +549,15 @@ where
     ) -> Result<RunResult<S, E>, RunError> {
         let held = self.hold(&acquired, asked);
         let mut segment = Segment::open(Arc::clone(&self.inner), acquired, held, published, stop).await?;
-        if segment.admit(intent).await?
-            && let Err(error) = segment.run().await
-        {
+        let ran = match segment.admit(intent).await {
+            Ok(true) => segment.run().await,
+            Ok(false) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ran {
+            if let RunError::Corrupt(why) = &error {
+                let _ = self.inner.store.quarantine(&segment.head.id, why).await;
+            }
             // Whatever could not be written, the next holder reads what was.
             if segment.held.is_live() {
                 self.inner.release(&segment.held).await;
@@ -609,6 +617,7 @@ where
             run: head.id,
             status: head.status,
             life: head.life,
+            cursor: head.cursor,
             state: self.inner.graph.decode(state).map_err(RunError::Corrupt)?,
             outcome,
             effects,

@@ -146,7 +146,10 @@ where
             }))
         };
         match head.status {
-            Status::Failed if is_resumable(head.outcome.as_deref()) => ResumeDecision::Ready,
+            Status::Failed if is_resumable(head.outcome.as_deref()) => match loaded.lease {
+                Some(_) => ResumeDecision::Busy,
+                None => ResumeDecision::Ready,
+            },
             Status::Succeeded
             | Status::Failed
             | Status::Cancelled
@@ -178,19 +181,8 @@ where
     S: Send + Sync + 'static,
     E: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Commits the entry. False: there is nothing to run; the lease is released.
+    /// Commits the entry. False: there is nothing to run; the lease is released. After an error it is not.
     pub(crate) async fn admit(&mut self, intent: Intent<S>) -> Result<bool, RunError> {
-        match self.try_admit(intent).await {
-            Ok(go) => Ok(go),
-            Err(error) => {
-                let held = std::sync::Arc::clone(&self.held);
-                self.inner.release(&held).await;
-                Err(error)
-            }
-        }
-    }
-
-    async fn try_admit(&mut self, intent: Intent<S>) -> Result<bool, RunError> {
         let resume = match intent {
             Intent::Fresh => return Ok(true),
             Intent::Claimed => None,
@@ -208,8 +200,8 @@ where
             self.inner.release(&held).await;
             return Ok(false);
         }
-        if self.cancel.is_some() || over {
-            // The first turn ends it.
+        if (self.cancel.is_some() || over) && self.head.status != Status::Failed {
+            // The first turn ends it. A failure has had its end: that of the next life needs the next life.
             return Ok(true);
         }
 
@@ -218,6 +210,7 @@ where
         draft.head.waiting = None;
         let mut moved = None;
         let mut lost_worker = false;
+        let mut rests = false;
         match self.head.status {
             Status::Queued => {}
             Status::Running => {
@@ -237,18 +230,20 @@ where
             Status::Waiting => {
                 moved = self.ledger.time_out_route(now);
                 self.ledger.time_out_gates(now);
-                let suspended =
-                    self.head.waiting.as_ref().and_then(Waiting::kind) == Some(WaitingKind::Resume);
+                let kind = self.head.waiting.as_ref().and_then(Waiting::kind);
+                let suspended = kind == Some(WaitingKind::Resume);
                 let due = self
                     .head
                     .waiting
                     .as_ref()
                     .and_then(|w| w.due_at)
                     .is_some_and(|at| at <= now);
-                let settled = self.ledger.open().1 < self.head.armed_waits;
+                // An answered gate does not shorten the pause of its step, nor stand for the resume it waits for.
+                let settled =
+                    self.ledger.open().1 < self.head.armed_waits && !suspended && !self.step_is_paused();
                 let target = resume.as_ref().is_some_and(|r| r.target.is_some());
-                let wakes = moved.is_some() || due || settled || (suspended && resume.is_some()) || target;
-                if !wakes {
+                rests = moved.is_none() && !due && !settled && !(suspended && resume.is_some());
+                if rests && !target {
                     return self.nothing_to_do().await;
                 }
             }
@@ -260,7 +255,7 @@ where
             enter(&mut draft.head, to);
         }
         if let Some(resume) = resume {
-            self.apply(&mut draft, resume)?;
+            self.apply(&mut draft, resume, rests)?;
         }
         let cursor = draft.head.cursor.clone();
         let Some(cursor) = cursor.filter(|cursor| self.inner.graph.nodes.contains_key(cursor)) else {
@@ -286,7 +281,9 @@ where
             name,
             &serde_json::json!({ "life": draft.head.life, "recovered": lost_worker }),
         );
-        if first || draft.head.activation != self.head.activation || draft.head.attempt != self.head.attempt {
+        let entered =
+            draft.head.activation != self.head.activation || draft.head.attempt != self.head.attempt;
+        if first || entered || self.is_unstarted().await? {
             draft.step_event(EventName::StepStarted, &cursor, None);
         }
         // Waits were settled or withdrawn against what the inbox said.
@@ -306,17 +303,60 @@ where
         }
     }
 
-    /// Overlay, metadata, budgets, target: in this order, all or nothing.
-    fn apply(&mut self, draft: &mut crate::runner::draft::Draft, resume: Resume<S>) -> Result<(), RunError> {
+    /// Whether the run waits for the next attempt of its step.
+    fn step_is_paused(&self) -> bool {
+        let on = self.head.waiting.as_ref().and_then(|waiting| waiting.on.first());
+        on.is_some_and(|on| on.kind == WaitingKind::Retry && on.id.is_empty())
+    }
+
+    /// Whether the step at the pointer was entered by a commit that parked the run or left it in the queue: nothing of it has
+    /// happened yet and no event has told of it.
+    async fn is_unstarted(&self) -> Result<bool, RunError> {
+        match self.head.status {
+            Status::Waiting if self.step_is_paused() => Ok(true),
+            // A resolved effect belongs to the step; behind a suspension there is nothing.
+            Status::Waiting => Ok(self.ledger.is_empty()
+                && self.head.waiting.as_ref().and_then(Waiting::kind) == Some(WaitingKind::Resume)),
+            // By a delivery, or stopped in the middle of it.
+            Status::Queued if self.ledger.is_empty() && self.head.event_seq > 1 => {
+                let last = self
+                    .inner
+                    .store
+                    .events(&self.head.id, self.head.event_seq - 1, 1)
+                    .await?;
+                Ok(last.iter().any(|event| event.name == EventName::Waiting.as_str()))
+            }
+            Status::Queued
+            | Status::Running
+            | Status::Ambiguous
+            | Status::Succeeded
+            | Status::Failed
+            | Status::Cancelled
+            | Status::Exhausted
+            | Status::Transferred => Ok(false),
+        }
+    }
+
+    /// Overlay, metadata, budgets, target: in this order, all or nothing. `rests`: without a move there is nothing to do.
+    fn apply(
+        &mut self,
+        draft: &mut crate::runner::draft::Draft,
+        resume: Resume<S>,
+        rests: bool,
+    ) -> Result<(), RunError> {
         let graph = &self.inner.graph;
         let invalid = |why: String| RunError::InvalidRequest {
             field: "state_overlay",
             why,
         };
-        let mut typed = graph.decode(&self.state).map_err(RunError::Corrupt)?;
         let overlaid = resume.overlay.is_some();
+        // Nobody looks at the state for metadata alone (D118).
+        let mut typed = match overlaid || resume.target.is_some() {
+            true => Some(graph.decode(&self.state).map_err(RunError::Corrupt)?),
+            false => None,
+        };
         if let Some(overlay) = resume.overlay {
-            typed = overlay(typed).map_err(invalid)?;
+            typed = typed.map(overlay).transpose().map_err(invalid)?;
         }
         draft.head.metadata.extend(resume.metadata);
         for (name, used) in resume.budgets_used {
@@ -333,16 +373,16 @@ where
                 }
             }
         }
-        if let (Some(target), Some(current)) = (resume.target, draft.head.cursor.clone()) {
-            match target(&typed, &current) {
-                ResumePlan::Current if draft.head.armed_waits > 0 => {
-                    return Err(RunError::Waiting(Box::new(self.head.waiting.clone().unwrap_or(
-                        Waiting {
-                            reason: String::new(),
-                            due_at: None,
-                            on: Vec::new(),
-                        },
-                    ))));
+        if let (Some(target), Some(current), Some(typed)) = (resume.target, draft.head.cursor.clone(), &typed)
+        {
+            match target(typed, &current) {
+                ResumePlan::Current if rests => {
+                    let waiting = self.head.waiting.clone().unwrap_or(Waiting {
+                        reason: String::new(),
+                        due_at: None,
+                        on: Vec::new(),
+                    });
+                    return Err(RunError::Waiting(Box::new(waiting)));
                 }
                 ResumePlan::Current => {}
                 ResumePlan::To(name) => {
@@ -360,8 +400,8 @@ where
                 }
             }
         }
-        if overlaid {
-            let state = graph.encode(&typed).map_err(invalid)?;
+        if let (true, Some(typed)) = (overlaid, &typed) {
+            let state = graph.encode(typed).map_err(invalid)?;
             self.inner.check_state(&state)?;
             draft.head.state_digest = *state.digest();
             draft.state = state;
