@@ -1,0 +1,519 @@
+//! What the runner's tests share: a memory store with a clock that is moved by hand, a store around it that is looked at and
+//! can be interfered with, and short words for what the tests do again and again.
+#![allow(dead_code, reason = "every test file uses another part of it")]
+
+mod spy;
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use iop_durable::failure::{Failure, FailureKind};
+use iop_durable::graph::{Graph, GraphBuilder, NoEffect, NodeResult};
+use iop_durable::ids::{
+    ActivityId, CorrelationId, DecisionId, Key, NodeName, Owner, Revision, RunId, WaitId,
+};
+use iop_durable::machine::activity::{Action, Resolution};
+use iop_durable::machine::wait::Delivery;
+use iop_durable::payload::Payload;
+use iop_durable::record::{
+    ActivityRecord, Backoff, Effect, EventRecord, Inbox, Outcome, RetryPolicy, Status, StepRecord,
+    WaitRecord, WaitingKind,
+};
+use iop_durable::runner::{CallError, Ctx, Limits, Operator, Options, RunError, RunResult, Runner};
+use iop_durable::store::memory::MemoryStore;
+use iop_durable::store::{LeaseRequest, Loaded, Store};
+use iop_durable::testing::ManualClock;
+use iop_durable::time::Timestamp;
+use iop_durable::token::ResumeToken;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+pub(crate) use spy::{Op, Spy};
+
+/// The state of most tests: what happened, in order.
+pub(crate) type Trail = Vec<String>;
+pub(crate) type Answer = NodeResult<Trail, NoEffect>;
+pub(crate) type Trails = Runner<Trail, NoEffect>;
+pub(crate) type Result = RunResult<Trail, NoEffect>;
+
+/// How long a lease lives here.
+pub(crate) const TTL: Duration = Duration::from_secs(30);
+
+/// A graph of trails.
+pub(crate) fn graph(name: &str) -> GraphBuilder<Trail> {
+    GraphBuilder::new(name, 1)
+}
+
+/// One store with its clock.
+pub(crate) struct Room {
+    pub(crate) clock: Arc<ManualClock>,
+    pub(crate) memory: Arc<MemoryStore>,
+    pub(crate) spy: Arc<Spy>,
+}
+
+impl Room {
+    pub(crate) fn new() -> Self {
+        let clock = Arc::new(ManualClock::new());
+        let memory = Arc::new(MemoryStore::new(clock.clone()));
+        let spy = Arc::new(Spy::new(memory.clone()));
+        Self { clock, memory, spy }
+    }
+
+    pub(crate) fn options() -> Options {
+        let mut options = Options::new(Owner::new("worker").unwrap());
+        options.lease_ttl = TTL;
+        options
+    }
+
+    /// A runner of its own, with its own keeper: another process, as far as the store can tell.
+    pub(crate) fn runner<S, E>(&self, graph: &Arc<Graph<S, E>>) -> Runner<S, E>
+    where
+        S: Send + Sync + 'static,
+        E: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        self.runner_with(graph, Self::options())
+    }
+
+    pub(crate) fn runner_with<S, E>(&self, graph: &Arc<Graph<S, E>>, options: Options) -> Runner<S, E>
+    where
+        S: Send + Sync + 'static,
+        E: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        let store: Arc<dyn Store> = self.spy.clone();
+        Runner::new(Arc::clone(graph), store, options).unwrap()
+    }
+
+    /// Operators on the store itself, for use inside a trap of the spy.
+    pub(crate) fn aside(&self) -> Operator {
+        let store: Arc<dyn Store> = self.memory.clone();
+        Operator::new(store, Owner::new("aside").unwrap(), TTL, Limits::default())
+    }
+
+    pub(crate) async fn load(&self, run: &RunId) -> Loaded {
+        self.memory.load(run).await.unwrap()
+    }
+
+    pub(crate) async fn status(&self, run: &RunId) -> Status {
+        self.load(run).await.head.status
+    }
+
+    pub(crate) async fn token(&self, run: &RunId) -> ResumeToken {
+        ResumeToken {
+            run: run.clone(),
+            revision: self.load(run).await.head.revision,
+        }
+    }
+
+    pub(crate) async fn inbox(&self, run: &RunId) -> Inbox {
+        self.load(run).await.inbox
+    }
+
+    pub(crate) async fn activities(&self, run: &RunId) -> Vec<ActivityRecord> {
+        self.memory.activities(run, None, 1000).await.unwrap()
+    }
+
+    /// The one activity with this key, whatever its activation.
+    pub(crate) async fn activity(&self, run: &RunId, key: &str) -> ActivityRecord {
+        let mut all = self.activities(run).await;
+        all.retain(|a| a.key.as_str() == key);
+        assert_eq!(all.len(), 1, "activities with key {key}");
+        all.remove(0)
+    }
+
+    pub(crate) async fn wait(&self, run: &RunId, key: &str) -> WaitRecord {
+        let mut all = self.memory.waits(run).await.unwrap();
+        all.retain(|w| w.key.as_str() == key);
+        assert_eq!(all.len(), 1, "waits with key {key}");
+        all.remove(0)
+    }
+
+    pub(crate) async fn steps(&self, run: &RunId) -> Vec<StepRecord> {
+        self.memory.steps(run, 0, 1000).await.unwrap()
+    }
+
+    pub(crate) async fn events(&self, run: &RunId) -> Vec<EventRecord> {
+        self.memory.events(run, 0, 100_000).await.unwrap()
+    }
+
+    pub(crate) async fn names(&self, run: &RunId) -> Vec<String> {
+        self.events(run)
+            .await
+            .iter()
+            .map(|e| e.name.to_string())
+            .collect()
+    }
+
+    /// Checks what holds for every run at every time: events and revisions without gaps, one terminal event per ended life,
+    /// terminal events equal to the outcome, no open work in a run that is over.
+    pub(crate) async fn sound(&self, run: &RunId) {
+        let loaded = self.load(run).await;
+        let head = &loaded.head;
+        let events = self.events(run).await;
+        let seqs: Vec<u64> = events.iter().map(|e| e.seq).collect();
+        assert_eq!(seqs, (1..=head.event_seq).collect::<Vec<_>>(), "event numbers");
+        let mut revisions: Vec<u64> = self
+            .memory
+            .history(run, None, 100_000)
+            .await
+            .unwrap()
+            .iter()
+            .map(|c| c.revision.get())
+            .collect();
+        revisions.reverse();
+        assert_eq!(
+            revisions,
+            (1..=head.revision.get()).collect::<Vec<_>>(),
+            "revisions"
+        );
+        for life in 1..=head.life {
+            let ends: Vec<&EventRecord> = events.iter().filter(|e| e.terminal && e.life == life).collect();
+            let over = life < head.life || head.status.is_terminal();
+            assert_eq!(ends.len(), usize::from(over), "terminal events of life {life}");
+        }
+        let mut lives: Vec<u32> = events.iter().map(|e| e.life).collect();
+        assert!(lives.is_sorted(), "lives follow each other");
+        lives.dedup();
+        let starts = events.iter().filter(|e| e.name == "run.started").count();
+        assert!(starts <= 1, "a run is started once");
+        let activities = self.activities(run).await;
+        let open = activities.iter().filter(|a| a.state.is_open()).count();
+        assert_eq!(open as u64, u64::from(head.open_activities), "open activities");
+        if head.status.is_terminal() {
+            let last = events.last().unwrap();
+            let outcome = head.outcome.as_ref().unwrap();
+            assert!(last.terminal, "the last event is the end");
+            assert_eq!(last.name, format!("run.{}", head.status));
+            assert_eq!(
+                last.data,
+                [&b"{\"outcome\":"[..], outcome, b"}"].concat(),
+                "the terminal event shows the outcome's bytes"
+            );
+            assert_eq!(Outcome::decode(outcome).unwrap().status, head.status);
+            assert_eq!(open, 0, "a run that is over has nothing open");
+            let armed = self.memory.waits(run).await.unwrap();
+            assert!(armed.iter().all(|w| w.settled.is_some()), "no wait is left armed");
+            assert_eq!(loaded.lease, None, "nobody holds a run that is over");
+        }
+        if head.status == Status::Waiting || head.status == Status::Ambiguous {
+            assert!(!head.waiting.as_ref().unwrap().on.is_empty());
+            assert_eq!(loaded.lease, None, "a parked run holds no lease");
+        } else {
+            assert_eq!(head.waiting, None);
+        }
+    }
+
+    /// One claim, and what became of the run; `None` when nothing was due.
+    pub(crate) async fn work<S, E>(
+        &self,
+        runner: &Runner<S, E>,
+    ) -> Option<std::result::Result<RunResult<S, E>, RunError>>
+    where
+        S: Send + Sync + 'static,
+        E: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        let definition = runner.graph().definition();
+        let asked = Instant::now();
+        let mut claim = iop_durable::testing::build::claim("host", 1);
+        claim.lease.ttl = TTL;
+        claim.definitions = vec![(definition.kind.clone(), definition.name.clone())];
+        let mut claimed = self.spy.claim(claim).await.unwrap();
+        let acquired = claimed.runs.pop()?;
+        let (_keep, stop) = watch::channel(false);
+        Some(runner.run_claimed(acquired, asked, stop).await)
+    }
+
+    /// Claims until nothing is due. The last result.
+    pub(crate) async fn drain<S, E>(&self, runner: &Runner<S, E>) -> Option<RunResult<S, E>>
+    where
+        S: Send + Sync + 'static,
+        E: Serialize + DeserializeOwned + Send + Sync + 'static,
+    {
+        let mut last = None;
+        for _ in 0..1000 {
+            match self.work(runner).await {
+                Some(done) => last = Some(done.unwrap()),
+                None => return last,
+            }
+        }
+        panic!("claimed a thousand times without coming to rest");
+    }
+
+    /// A worker takes the run and is never heard of again: its lease expires.
+    pub(crate) async fn lose_worker(&self, run: &RunId) {
+        let request = LeaseRequest {
+            owner: Owner::new("lost").unwrap(),
+            ttl: TTL,
+        };
+        self.memory.acquire(run, request).await.unwrap();
+        self.clock.advance(TTL);
+    }
+}
+
+/// Counts calls and keeps what each was told.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many there are with this one.
+    pub(crate) fn add(&self, text: impl Into<String>) -> usize {
+        let mut log = self.0.lock().unwrap();
+        log.push(text.into());
+        log.len()
+    }
+
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    pub(crate) fn count(&self, text: &str) -> usize {
+        self.0.lock().unwrap().iter().filter(|t| *t == text).count()
+    }
+}
+
+/// A door that stays open once it was opened, and tells when somebody stands before it.
+#[derive(Clone, Default)]
+pub(crate) struct Door(Arc<(AtomicU32, Notify, std::sync::atomic::AtomicBool, Notify)>);
+
+impl Door {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn open(&self) {
+        self.0.2.store(true, Ordering::SeqCst);
+        self.0.3.notify_waiters();
+    }
+
+    /// Says that it came here and waits until the door is open.
+    pub(crate) async fn pass(&self) {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+        self.0.1.notify_waiters();
+        loop {
+            let opened = self.0.3.notified();
+            tokio::pin!(opened);
+            opened.as_mut().enable();
+            if self.0.2.load(Ordering::SeqCst) {
+                return;
+            }
+            opened.await;
+        }
+    }
+
+    /// Returns when so many have come.
+    pub(crate) async fn reached(&self, count: u32) {
+        let come = async {
+            loop {
+                let came = self.0.1.notified();
+                tokio::pin!(came);
+                came.as_mut().enable();
+                if self.0.0.load(Ordering::SeqCst) >= count {
+                    return;
+                }
+                came.await;
+            }
+        };
+        within(come).await;
+    }
+}
+
+/// The answer, or a failed test after a minute of the runtime's time.
+#[track_caller]
+pub(crate) fn within<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
+    let place = std::panic::Location::caller();
+    async move {
+        match tokio::time::timeout(Duration::from_secs(60), future).await {
+            Ok(value) => value,
+            Err(_) => panic!("nothing happened within a minute, at {place}"),
+        }
+    }
+}
+
+/// Tries until it holds, for at most a minute of the runtime's time.
+pub(crate) async fn eventually<Fut: Future<Output = bool>>(mut holds: impl FnMut() -> Fut) {
+    within(async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// Starts a task in the tests.
+pub(crate) fn background<T: Send + 'static>(
+    task: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinSet<T> {
+    let mut set = tokio::task::JoinSet::new();
+    set.spawn(task);
+    set
+}
+
+/// What such a task came to.
+pub(crate) async fn done<T: Send + 'static>(mut task: tokio::task::JoinSet<T>) -> T {
+    within(task.join_next()).await.unwrap().unwrap()
+}
+
+pub(crate) fn run_id(text: &str) -> RunId {
+    RunId::new(text).unwrap()
+}
+
+pub(crate) fn decision(text: &str) -> DecisionId {
+    DecisionId::new(text).unwrap()
+}
+
+pub(crate) fn key(text: &str) -> Key {
+    Key::new(text).unwrap()
+}
+
+pub(crate) fn node(text: &str) -> NodeName {
+    NodeName::new(text).unwrap()
+}
+
+pub(crate) fn wait_id(run: &RunId, at: &str, activation: u64, name: &str) -> WaitId {
+    WaitId::derive(run, &node(at), activation, &key(name), 1)
+}
+
+pub(crate) fn activity_id(run: &RunId, at: &str, activation: u64, name: &str) -> ActivityId {
+    ActivityId::derive(run, &node(at), activation, &key(name))
+}
+
+/// A delivery to this wait.
+pub(crate) fn delivery(id: &str, wait: &WaitRecord, payload: &str) -> Delivery {
+    Delivery {
+        id: decision(id),
+        correlation: wait.correlation.clone(),
+        generation: None,
+        labels: None,
+        payload: Payload::new(payload.to_owned()),
+        by: Some("tester".to_owned()),
+        revision: Revision::FIRST,
+    }
+}
+
+pub(crate) fn correlation(text: &str) -> CorrelationId {
+    CorrelationId::new(text).unwrap()
+}
+
+/// A decision about this activity as it stands.
+pub(crate) fn resolution(id: &str, activity: &ActivityRecord, action: Action) -> Resolution {
+    Resolution {
+        id: activity.id.clone(),
+        action,
+        decision: decision(id),
+        input_digest: *activity.input.digest(),
+        implementation: activity.implementation.clone(),
+        attempt: activity.attempts.last().map_or(0, |a| a.n),
+        reason: "looked it up".to_owned(),
+        evidence: "ticket 7".to_owned(),
+    }
+}
+
+pub(crate) fn complete(output: &str) -> Action {
+    Action::Complete {
+        output: Payload::new(output.to_owned()),
+    }
+}
+
+/// So many attempts with a fixed pause and no jitter.
+pub(crate) fn policy(max_attempts: u32, pause: Duration) -> RetryPolicy {
+    RetryPolicy {
+        label: "fixed".to_owned(),
+        max_attempts,
+        backoff: Backoff::Fixed,
+        initial: pause,
+        max: pause,
+        multiplier_permille: 1000,
+        jitter_permille: 0,
+    }
+}
+
+pub(crate) fn down() -> Failure {
+    Failure::new(FailureKind::Unavailable, "down")
+}
+
+pub(crate) fn broken() -> Failure {
+    Failure::new(FailureKind::ToolError, "broken")
+}
+
+pub(crate) fn failed(failure: Failure) -> CallError {
+    CallError::from(failure)
+}
+
+/// A call that answers its own key and is counted.
+pub(crate) async fn call(
+    ctx: &Ctx,
+    name: &str,
+    effect: Effect,
+    log: &Log,
+) -> std::result::Result<String, Failure> {
+    let answered = ctx
+        .activity(name)
+        .effect(effect)
+        .run(name.to_owned(), |call| {
+            log.add(call.key.as_str());
+            async move { Ok(Bytes::from(call.key.as_str().to_owned())) }
+        })
+        .await;
+    match answered {
+        Ok(bytes) => Ok(text(&bytes)),
+        Err(e) => Err(e.failure),
+    }
+}
+
+pub(crate) fn text(bytes: &Bytes) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+pub(crate) fn pushed(mut trail: Trail, text: impl Into<String>) -> Trail {
+    trail.push(text.into());
+    trail
+}
+
+/// The error of an operation, by its code.
+#[track_caller]
+pub(crate) fn refused<T: Debug>(answer: std::result::Result<T, RunError>, code: &str) -> RunError {
+    match answer {
+        Ok(done) => panic!("expected {code}, but it was done: {done:?}"),
+        Err(error) => {
+            assert_eq!(error.code(), code, "{error}");
+            error
+        }
+    }
+}
+
+/// What the run waits for, as `(kind, key)`.
+pub(crate) fn waits_for(result: &Result) -> Vec<(WaitingKind, String)> {
+    let waiting = result.waiting.as_ref().expect("it waits");
+    waiting.on.iter().map(|on| (on.kind, on.key.clone())).collect()
+}
+
+/// The code of the failure a run ended with.
+#[track_caller]
+pub(crate) fn code<S, E>(result: &RunResult<S, E>) -> String {
+    let outcome = result.outcome.as_ref().expect("it is over");
+    outcome
+        .error
+        .as_ref()
+        .expect("with an error")
+        .failure
+        .code
+        .clone()
+}
+
+pub(crate) fn later(room: &Room, span: Duration) -> Timestamp {
+    use iop_durable::time::Clock as _;
+    room.clock.wall().plus(span)
+}

@@ -1,0 +1,430 @@
+//! A store that counts, keeps the commits it is asked for, and lets a test act right before or after an operation.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use iop_durable::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
+use iop_durable::record::{
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+};
+use iop_durable::store::{
+    Acquired, Answer, Claim, Claimed, Commit, Committed, Create, Created, Due, Hints, Journal, Lease,
+    LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
+};
+use iop_durable::time::Timestamp;
+
+pub(crate) use iop_durable::testing::fault::Op;
+
+type Act = Box<dyn FnOnce() -> BoxFuture<'static, Result<(), StoreError>> + Send>;
+
+struct Trap {
+    op: Op,
+    /// How many of these operations come first.
+    skip: u32,
+    before: bool,
+    act: Act,
+}
+
+/// A store around a store.
+pub(crate) struct Spy {
+    inner: Arc<dyn Store>,
+    traps: Mutex<Vec<Trap>>,
+    operations: Mutex<Vec<Op>>,
+    commits: Mutex<Vec<Commit>>,
+}
+
+impl Spy {
+    pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
+        Self {
+            inner,
+            traps: Mutex::default(),
+            operations: Mutex::default(),
+            commits: Mutex::default(),
+        }
+    }
+
+    /// Does `act` right before the next of these operations, once, after letting `skip` pass. Its error is the operation's answer.
+    pub(crate) fn before<Fut>(&self, op: Op, skip: u32, act: impl FnOnce() -> Fut + Send + 'static)
+    where
+        Fut: Future<Output = Result<(), StoreError>> + Send + 'static,
+    {
+        self.trap(op, skip, true, Box::new(|| Box::pin(act())));
+    }
+
+    /// The same right after it.
+    pub(crate) fn after<Fut>(&self, op: Op, skip: u32, act: impl FnOnce() -> Fut + Send + 'static)
+    where
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let act = || async move {
+            act().await;
+            Ok(())
+        };
+        self.trap(op, skip, false, Box::new(|| Box::pin(act())));
+    }
+
+    /// The next of these operations is answered so, and not done.
+    pub(crate) fn answer(&self, op: Op, skip: u32, error: StoreError) {
+        self.before(op, skip, || async move { Err(error) });
+    }
+
+    fn trap(&self, op: Op, skip: u32, before: bool, act: Act) {
+        self.traps.lock().unwrap().push(Trap {
+            op,
+            skip,
+            before,
+            act,
+        });
+    }
+
+    /// Whether every trap was met.
+    pub(crate) fn met(&self) -> bool {
+        self.traps.lock().unwrap().is_empty()
+    }
+
+    pub(crate) fn count(&self, op: Op) -> usize {
+        self.operations
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|o| **o == op)
+            .count()
+    }
+
+    /// What was asked to be committed, in order, whether it was or not.
+    pub(crate) fn commits(&self) -> Vec<Commit> {
+        self.commits.lock().unwrap().clone()
+    }
+
+    /// Forgets what was counted so far.
+    pub(crate) fn reset(&self) {
+        self.operations.lock().unwrap().clear();
+        self.commits.lock().unwrap().clear();
+    }
+
+    fn note(&self, commit: &Commit) {
+        self.commits.lock().unwrap().push(commit.clone());
+    }
+
+    fn sprung(&self, op: Op, before: bool) -> Option<Act> {
+        let mut traps = self.traps.lock().unwrap();
+        let at = traps.iter().position(|t| t.op == op && t.before == before)?;
+        if traps[at].skip > 0 {
+            traps[at].skip -= 1;
+            return None;
+        }
+        Some(traps.remove(at).act)
+    }
+
+    async fn begins(&self, op: Op) -> Result<(), StoreError> {
+        self.operations.lock().unwrap().push(op);
+        match self.sprung(op, true) {
+            Some(act) => act().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn ended(&self, op: Op) {
+        if let Some(act) = self.sprung(op, false) {
+            act().await.unwrap();
+        }
+    }
+}
+
+impl Store for Spy {
+    fn create(&self, create: Create) -> Answer<'_, Created> {
+        Box::pin(async move {
+            self.begins(Op::Create).await?;
+
+            let answer = self.inner.create(create).await;
+            self.ended(Op::Create).await;
+            answer
+        })
+    }
+
+    fn claim(&self, claim: Claim) -> Answer<'_, Claimed> {
+        Box::pin(async move {
+            self.begins(Op::Claim).await?;
+
+            let answer = self.inner.claim(claim).await;
+            self.ended(Op::Claim).await;
+            answer
+        })
+    }
+
+    fn renew(&self, leases: Vec<Lease>, ttl: Duration) -> Answer<'_, Vec<Renewal>> {
+        Box::pin(async move {
+            self.begins(Op::Renew).await?;
+
+            let answer = self.inner.renew(leases, ttl).await;
+            self.ended(Op::Renew).await;
+            answer
+        })
+    }
+
+    fn release(&self, lease: Lease) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.begins(Op::Release).await?;
+
+            let answer = self.inner.release(lease).await;
+            self.ended(Op::Release).await;
+            answer
+        })
+    }
+
+    fn load(&self, run: &RunId) -> Answer<'_, Loaded> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Load).await?;
+
+            let answer = self.inner.load(&run).await;
+            self.ended(Op::Load).await;
+            answer
+        })
+    }
+
+    fn journal(&self, run: &RunId, activation: u64) -> Answer<'_, Journal> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Journal).await?;
+
+            let answer = self.inner.journal(&run, activation).await;
+            self.ended(Op::Journal).await;
+            answer
+        })
+    }
+
+    fn activity(&self, run: &RunId, id: &ActivityId) -> Answer<'_, Option<ActivityRecord>> {
+        let run = run.clone();
+        let id = id.clone();
+        Box::pin(async move {
+            self.begins(Op::Activity).await?;
+
+            let answer = self.inner.activity(&run, &id).await;
+            self.ended(Op::Activity).await;
+            answer
+        })
+    }
+
+    fn activities(
+        &self,
+        run: &RunId,
+        after: Option<ActivityId>,
+        limit: u32,
+    ) -> Answer<'_, Vec<ActivityRecord>> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Activities).await?;
+
+            let answer = self.inner.activities(&run, after, limit).await;
+            self.ended(Op::Activities).await;
+            answer
+        })
+    }
+
+    fn wait(&self, run: &RunId, id: &WaitId) -> Answer<'_, Option<WaitRecord>> {
+        let run = run.clone();
+        let id = id.clone();
+        Box::pin(async move {
+            self.begins(Op::Wait).await?;
+
+            let answer = self.inner.wait(&run, &id).await;
+            self.ended(Op::Wait).await;
+            answer
+        })
+    }
+
+    fn waits(&self, run: &RunId) -> Answer<'_, Vec<WaitRecord>> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Waits).await?;
+
+            let answer = self.inner.waits(&run).await;
+            self.ended(Op::Waits).await;
+            answer
+        })
+    }
+
+    fn armed(&self, correlation: &CorrelationId, limit: u32) -> Answer<'_, Vec<WaitRecord>> {
+        let correlation = correlation.clone();
+        Box::pin(async move {
+            self.begins(Op::Armed).await?;
+
+            let answer = self.inner.armed(&correlation, limit).await;
+            self.ended(Op::Armed).await;
+            answer
+        })
+    }
+
+    fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
+        let run = run.clone();
+        let scope = scope.clone();
+        let id = id.clone();
+        Box::pin(async move {
+            self.begins(Op::Decision).await?;
+
+            let answer = self.inner.decision(&run, &scope, &id).await;
+            self.ended(Op::Decision).await;
+            answer
+        })
+    }
+
+    fn decisions(&self, run: &RunId, scope: &Scope) -> Answer<'_, Vec<DecisionRecord>> {
+        let run = run.clone();
+        let scope = scope.clone();
+        Box::pin(async move {
+            self.begins(Op::Decisions).await?;
+
+            let answer = self.inner.decisions(&run, &scope).await;
+            self.ended(Op::Decisions).await;
+            answer
+        })
+    }
+
+    fn steps(&self, run: &RunId, after: u64, limit: u32) -> Answer<'_, Vec<StepRecord>> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Steps).await?;
+
+            let answer = self.inner.steps(&run, after, limit).await;
+            self.ended(Op::Steps).await;
+            answer
+        })
+    }
+
+    fn events(&self, run: &RunId, after: u64, limit: u32) -> Answer<'_, Vec<EventRecord>> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Events).await?;
+
+            let answer = self.inner.events(&run, after, limit).await;
+            self.ended(Op::Events).await;
+            answer
+        })
+    }
+
+    fn history(
+        &self,
+        run: &RunId,
+        before: Option<Revision>,
+        limit: u32,
+    ) -> Answer<'_, Vec<CheckpointRecord>> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::History).await?;
+
+            let answer = self.inner.history(&run, before, limit).await;
+            self.ended(Op::History).await;
+            answer
+        })
+    }
+
+    fn checkpoint(&self, run: &RunId, revision: Revision) -> Answer<'_, CheckpointRecord> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Checkpoint).await?;
+
+            let answer = self.inner.checkpoint(&run, revision).await;
+            self.ended(Op::Checkpoint).await;
+            answer
+        })
+    }
+
+    fn list(&self, filter: RunFilter) -> Answer<'_, Vec<Listed>> {
+        Box::pin(async move {
+            self.begins(Op::List).await?;
+
+            let answer = self.inner.list(filter).await;
+            self.ended(Op::List).await;
+            answer
+        })
+    }
+
+    fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
+        Box::pin(async move {
+            self.begins(Op::Due).await?;
+
+            let answer = self.inner.due(until, after, limit).await;
+            self.ended(Op::Due).await;
+            answer
+        })
+    }
+
+    fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Prune).await?;
+
+            let answer = self.inner.prune(&run, keep).await;
+            self.ended(Op::Prune).await;
+            answer
+        })
+    }
+
+    fn delete_if_idle(&self, run: &RunId) -> Answer<'_, ()> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Delete).await?;
+
+            let answer = self.inner.delete_if_idle(&run).await;
+            self.ended(Op::Delete).await;
+            answer
+        })
+    }
+
+    fn quarantine(&self, run: &RunId, why: &str) -> Answer<'_, ()> {
+        let run = run.clone();
+        let why = why.to_owned();
+        Box::pin(async move {
+            self.begins(Op::Quarantine).await?;
+
+            let answer = self.inner.quarantine(&run, &why).await;
+            self.ended(Op::Quarantine).await;
+            answer
+        })
+    }
+
+    fn acquire(&self, run: &RunId, request: LeaseRequest) -> Answer<'_, Acquired> {
+        let run = run.clone();
+        Box::pin(async move {
+            self.begins(Op::Acquire).await?;
+
+            let answer = self.inner.acquire(&run, request).await;
+            self.ended(Op::Acquire).await;
+            answer
+        })
+    }
+
+    fn post(&self, post: Post) -> Answer<'_, u64> {
+        Box::pin(async move {
+            self.begins(Op::Post).await?;
+
+            let answer = self.inner.post(post).await;
+            self.ended(Op::Post).await;
+            answer
+        })
+    }
+
+    fn commit(&self, commit: Commit) -> Answer<'_, Committed> {
+        Box::pin(async move {
+            self.begins(Op::Commit).await?;
+            self.note(&commit);
+            let answer = self.inner.commit(commit).await;
+            self.ended(Op::Commit).await;
+            answer
+        })
+    }
+
+    fn rebuild_index(&self) -> Answer<'_, Rebuilt> {
+        self.inner.rebuild_index()
+    }
+
+    fn now(&self) -> Answer<'_, Timestamp> {
+        self.inner.now()
+    }
+
+    fn hints(&self) -> &Hints {
+        self.inner.hints()
+    }
+}
