@@ -52,6 +52,10 @@ struct Inner {
     unstored: BTreeSet<ActivityId>,
     /// Dispatches that wait for their intent to be committed.
     confirms: Vec<oneshot::Sender<()>>,
+    /// Dispatches of reads that wait for a commit under way, because it has the outcome of an earlier call.
+    behind: Vec<oneshot::Sender<()>>,
+    /// Whether the commit under way has an outcome.
+    outcome_under_way: bool,
     /// Calls being carried out, with their effect.
     in_flight: BTreeMap<ActivityId, Effect>,
     /// Calls and gates that will not go on in this segment unless something happens outside.
@@ -140,6 +144,8 @@ impl Ledger {
                 dirty_waits: BTreeSet::new(),
                 unstored: BTreeSet::new(),
                 confirms: Vec::new(),
+                behind: Vec::new(),
+                outcome_under_way: false,
                 in_flight: BTreeMap::new(),
                 parked: BTreeMap::new(),
                 events: Vec::new(),
@@ -274,10 +280,21 @@ impl Ledger {
                 activity::start(record, &context, recovery);
                 let attempt = record.attempts.last().map_or(1, |a| a.n);
                 inner.in_flight.insert(id.clone(), effect);
-                let confirmed = (!inner.unstored.contains(&id)).then(|| {
+                // A read has no intent, but what came before it is stored before it is dispatched: the answer that a
+                // node acts on is never asked for anew.
+                let behind = if !inner.unstored.contains(&id) {
                     inner.dirty_activities.insert(id.clone());
+                    Some(&mut inner.confirms)
+                } else if inner.dirty_outcome {
+                    Some(&mut inner.confirms)
+                } else if inner.outcome_under_way {
+                    Some(&mut inner.behind)
+                } else {
+                    None
+                };
+                let confirmed = behind.map(|senders| {
                     let (sender, receiver) = oneshot::channel();
-                    inner.confirms.push(sender);
+                    senders.push(sender);
                     receiver
                 });
                 Begin::Dispatch {
@@ -533,6 +550,7 @@ impl Ledger {
         let inner = &mut *inner;
         let activities = std::mem::take(&mut inner.dirty_activities);
         let waits = std::mem::take(&mut inner.dirty_waits);
+        inner.outcome_under_way = inner.dirty_outcome;
         Dirty {
             activities: activities
                 .iter()
@@ -548,9 +566,13 @@ impl Ledger {
         }
     }
 
-    /// The payloads of these are in the store.
+    /// A commit is in the store, and with it the payloads of these.
     pub(crate) fn mark_stored(&self, committed: &[ActivityRecord]) {
         let mut inner = self.inner.lock();
+        inner.outcome_under_way = false;
+        for behind in std::mem::take(&mut inner.behind) {
+            let _ = behind.send(());
+        }
         for record in committed {
             if let Some(mine) = inner.activities.get_mut(&record.id) {
                 mine.input.mark_stored();
