@@ -337,7 +337,6 @@ fn check_tools(what: &str, found: &Found, model: &str) {
         let Line::Call {
             key,
             input,
-            intent,
             completed,
             ..
         } = line
@@ -345,10 +344,13 @@ fn check_tools(what: &str, found: &Found, model: &str) {
             continue;
         };
         let tool = key.rsplit('/').next().unwrap();
-        if ["reserve", "charge.1", "charge.2"].contains(&tool) {
+        if ["reserve", "charge.1", "charge.2", "lookup"].contains(&tool) {
             assert_eq!(input, model, "{what}: {key}");
-            let told = intent.is_none() || completed.iter().any(|key| key == "model");
-            assert!(told, "{what}: {key} ran before the model's answer was stored");
+            let stored = |completed: &Vec<String>| completed.iter().any(|key| key == "model");
+            assert!(
+                completed.as_ref().is_none_or(stored),
+                "{what}: {key} ran before the model's answer was stored"
+            );
         }
     }
 }

@@ -26,8 +26,8 @@ pub enum Line {
         intent: Option<bool>,
         /// The incarnation of that attempt.
         incarnation: Option<u64>,
-        /// Keys of this step's calls that the store had as completed at that moment.
-        completed: Vec<String>,
+        /// Keys of this step's calls that the store had as completed at that moment; `None` when it did not answer.
+        completed: Option<Vec<String>>,
     },
     /// A request had its effect, with this answer.
     Apply { key: String, answer: String },

@@ -15,4 +15,5 @@ pub mod graph;
 pub mod invariants;
 pub mod ledger;
 pub mod recorder;
+pub mod seed;
 pub mod world;

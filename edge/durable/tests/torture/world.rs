@@ -92,10 +92,9 @@ impl World {
                 | ActivityState::Unknown => None,
             })
         });
-        let completed = found.map_or_else(Vec::new, |journal| {
-            journal
-                .activities
-                .iter()
+        let completed = found.map(|journal| {
+            let completed = journal.activities.iter();
+            completed
                 .filter(|a| a.state == ActivityState::Completed)
                 .map(|a| a.key.as_str().to_owned())
                 .collect()
