@@ -122,6 +122,7 @@ pub mod graph;
 pub mod host;
 pub mod ids;
 pub mod machine;
+pub mod patterns;
 pub mod payload;
 pub mod record;
 pub mod runner;
