@@ -223,7 +223,7 @@ pub(super) fn posts(members: &[Of<'_, Posting>]) -> Sql {
          SELECT x.*, COALESCE(x.written AND x.held_by IS NULL AND x.due <= x.now, false) AS claimable \
          FROM (SELECT y.*, COALESCE(y.seen = y.signal AND y.known, false) AS written, \
          CASE WHEN y.wake AND y.status IN ('queued', 'running', 'waiting', 'ambiguous') \
-         THEN LEAST(y.due_at, y.now) ELSE y.due_at END AS due \
+         THEN y.now ELSE y.due_at END AS due \
          FROM (SELECT z.*, true AS continued, ",
     );
     sql.push(HELD_BY).push(

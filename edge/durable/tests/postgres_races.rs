@@ -1,0 +1,401 @@
+//! What waits for a lock decides by what it finds after the wait, not by what it saw before.
+//!
+//! Each case holds a run's head in a transaction of its own, starts an operation of the store that has to wait for it, changes
+//! the rows as another store would, and lets go.
+
+mod postgres;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use iop_durable::ids::RunId;
+use iop_durable::record::Status;
+use iop_durable::store::{Acquired, Authority, Lease, Renewal, Store, StoreError};
+use iop_durable::testing::Fixture as _;
+use iop_durable::testing::build::{
+    LONG, activity, advance, advance_loaded, completed, create, create_with, ended, lease_for, payload, post,
+    run,
+};
+use iop_tests::eventually;
+use postgres::PostgresFixture;
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+const WITHIN: Duration = Duration::from_secs(20);
+
+/// Somebody else's transaction that has locked the head of `r`.
+struct Other {
+    conn: PgConnection,
+}
+
+impl Other {
+    async fn holding(fixture: &PostgresFixture) -> Self {
+        let mut conn = PgConnection::connect(&fixture.server.url()).await.unwrap();
+        conn.execute("BEGIN").await.unwrap();
+        let mut other = Self { conn };
+        other
+            .sql("SELECT 1 FROM runs WHERE run_id = 'r' FOR UPDATE")
+            .await;
+        other
+    }
+
+    async fn sql(&mut self, sql: &'static str) {
+        self.conn.execute(sql).await.unwrap();
+    }
+
+    /// The lease of `r` as another acquirer writes it.
+    async fn takes_the_lease(&mut self) {
+        self.sql("SELECT 1 FROM run_leases WHERE run_id = 'r' FOR UPDATE")
+            .await;
+        self.sql("UPDATE run_fences SET fence = fence + 1 WHERE run_id = 'r'")
+            .await;
+        self.sql(
+            "UPDATE run_leases l SET owner = 'other', incarnation = f.fence, expires_at = 253402300799999 \
+             FROM run_fences f WHERE f.run_id = 'r' AND l.run_id = 'r'",
+        )
+        .await;
+    }
+
+    async fn lets_go(mut self) {
+        self.sql("COMMIT").await;
+    }
+}
+
+async fn queued(store: &dyn Store) -> RunId {
+    let id = run("r");
+    let now = store.now().await.unwrap();
+    store.create(create(&id, now)).await.unwrap();
+    id
+}
+
+async fn held(store: &dyn Store, ttl: Duration) -> Acquired {
+    let id = queued(store).await;
+    store.acquire(&id, lease_for("worker", ttl)).await.unwrap()
+}
+
+/// Starts an operation and waits until it waits for a lock.
+async fn blocked<T: Send + 'static>(
+    fixture: &PostgresFixture,
+    operation: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    let task = tokio::spawn(operation);
+    fixture
+        .server
+        .answers(
+            "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
+            "t",
+        )
+        .await;
+    assert!(!task.is_finished());
+    task
+}
+
+fn kind<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> &'static str {
+    answer.expect_err("it is refused").kind()
+}
+
+fn incarnation(fixture: &PostgresFixture) -> String {
+    let sql = "SELECT incarnation FROM run_leases WHERE run_id = 'r'";
+    fixture.server.sql(sql).unwrap()
+}
+
+#[tokio::test]
+async fn a_commit_is_refused_when_the_lease_was_taken_while_it_waited() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let acquired = held(&*store, LONG).await;
+    let mut other = Other::holding(&fixture).await;
+    let commit = advance(&acquired);
+    let task = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(commit).await }
+    })
+    .await;
+    other.takes_the_lease().await;
+    other.lets_go().await;
+    assert_eq!(kind(task.await.unwrap()), "lease_lost");
+    assert_eq!(store.load(&run("r")).await.unwrap().head, acquired.loaded.head);
+}
+
+#[tokio::test]
+async fn a_commit_is_refused_when_the_lease_expired_while_it_waited() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let acquired = held(&*store, Duration::from_millis(700)).await;
+    let other = Other::holding(&fixture).await;
+    let commit = advance(&acquired);
+    let task = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(commit).await }
+    })
+    .await;
+    eventually("the lease ends", WITHIN, || async {
+        let now = store.now().await.unwrap();
+        if now > acquired.lease.expires_at {
+            Ok(())
+        } else {
+            Err(format!("{now:?}"))
+        }
+    })
+    .await;
+    other.lets_go().await;
+    assert_eq!(kind(task.await.unwrap()), "lease_lost");
+}
+
+#[tokio::test]
+async fn an_idle_commit_is_refused_when_the_run_was_taken_while_it_waited() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let id = queued(&*store).await;
+    let commit = advance_loaded(&store.load(&id).await.unwrap(), Authority::Idle);
+    let mut other = Other::holding(&fixture).await;
+    let task = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(commit).await }
+    })
+    .await;
+    other.takes_the_lease().await;
+    other.lets_go().await;
+    assert_eq!(kind(task.await.unwrap()), "busy");
+}
+
+#[tokio::test]
+async fn a_commit_is_refused_when_the_run_moved_on_while_it_waited() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let acquired = held(&*store, LONG).await;
+    let mut other = Other::holding(&fixture).await;
+    let commit = advance(&acquired);
+    let task = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(commit).await }
+    })
+    .await;
+    other
+        .sql("UPDATE runs SET revision = revision + 1 WHERE run_id = 'r'")
+        .await;
+    other.lets_go().await;
+    assert_eq!(kind(task.await.unwrap()), "conflict");
+}
+
+#[tokio::test]
+async fn a_commit_is_refused_when_something_was_posted_while_it_waited() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let acquired = held(&*store, LONG).await;
+    let mut commit = advance(&acquired);
+    commit.guard.signal = Some(0);
+    let mut other = Other::holding(&fixture).await;
+    let task = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(commit).await }
+    })
+    .await;
+    other
+        .sql("UPDATE runs SET signal = signal + 1 WHERE run_id = 'r'")
+        .await;
+    other.lets_go().await;
+    assert_eq!(kind(task.await.unwrap()), "conflict");
+}
+
+#[tokio::test]
+async fn an_acquisition_that_waited_finds_the_run_held() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let id = queued(&*store).await;
+    let mut other = Other::holding(&fixture).await;
+    let task = blocked(&fixture, {
+        let (store, id) = (store.clone(), id.clone());
+        async move { store.acquire(&id, lease_for("worker", LONG)).await }
+    })
+    .await;
+    other.takes_the_lease().await;
+    other.lets_go().await;
+    assert_eq!(kind(task.await.unwrap()), "busy");
+    assert_eq!(incarnation(&fixture), "1");
+}
+
+#[tokio::test]
+async fn an_acquisition_that_waited_has_the_run_as_it_is_by_then() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let id = queued(&*store).await;
+    // A long state, written while the acquisition waits: it is in no row that the statement could have seen.
+    let mut commit = advance_loaded(&store.load(&id).await.unwrap(), Authority::Idle);
+    let state = payload(vec![7; 100_000]);
+    commit.head.state_digest = *state.digest();
+    commit.state = state.clone();
+    let mut other = Other::holding(&fixture).await;
+    let first = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(commit).await }
+    })
+    .await;
+    let second = tokio::spawn({
+        let (store, id) = (store.clone(), id.clone());
+        async move { store.acquire(&id, lease_for("worker", LONG)).await }
+    });
+    fixture
+        .server
+        .answers(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
+            "2",
+        )
+        .await;
+    other.sql("SELECT 1").await;
+    other.lets_go().await;
+    let committed = first.await.unwrap();
+    let acquired = second.await.unwrap().unwrap();
+    match committed {
+        Ok(committed) => {
+            assert_eq!(acquired.loaded.head.revision, committed.revision);
+            assert_eq!(acquired.loaded.state, state);
+            assert_eq!(acquired.loaded.state.bytes(), state.bytes());
+        }
+        // The acquisition was first: nobody else may write then.
+        Err(error) => assert_eq!(error.kind(), "busy"),
+    }
+}
+
+#[tokio::test]
+async fn a_renewal_and_a_release_that_waited_find_the_lease_lost() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let lease: Lease = held(&*store, LONG).await.lease;
+    let mut other = Other::holding(&fixture).await;
+    let renewal = blocked(&fixture, {
+        let (store, lease) = (store.clone(), lease.clone());
+        async move { store.renew(vec![lease], LONG).await }
+    })
+    .await;
+    let release = tokio::spawn({
+        let (store, lease) = (store.clone(), lease.clone());
+        async move { store.release(lease).await }
+    });
+    fixture
+        .server
+        .answers(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
+            "2",
+        )
+        .await;
+    other.takes_the_lease().await;
+    other.lets_go().await;
+    assert_eq!(renewal.await.unwrap().unwrap(), [Renewal::Lost]);
+    assert_eq!(kind(release.await.unwrap()), "lease_lost");
+    assert_eq!(incarnation(&fixture), "2");
+    let live = "SELECT expires_at = 253402300799999 FROM run_leases WHERE run_id = 'r'";
+    assert_eq!(
+        fixture.server.sql(live).as_deref(),
+        Ok("t"),
+        "the successor's lease is untouched"
+    );
+}
+
+#[tokio::test]
+async fn what_waited_for_a_deletion_finds_the_run_deleted() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let mut acquired = held(&*store, LONG).await;
+    let end = ended(advance(&acquired), Status::Succeeded);
+    acquired.loaded.head = end.head.clone();
+    acquired.loaded.head.revision = store.commit(end).await.unwrap().revision;
+    let mut other = Other::holding(&fixture).await;
+    let acquisition = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.acquire(&run("r"), lease_for("worker", LONG)).await }
+    })
+    .await;
+    let posting = tokio::spawn({
+        let store = store.clone();
+        async move { store.post(post(&run("r"), 0)).await }
+    });
+    let commit = advance_loaded(&acquired.loaded, Authority::Idle);
+    let committing = tokio::spawn({
+        let store = store.clone();
+        async move { store.commit(commit).await }
+    });
+    fixture
+        .server
+        .answers(
+            "SELECT count(*) >= 2 FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
+            "t",
+        )
+        .await;
+    other.sql("DELETE FROM run_leases WHERE run_id = 'r'").await;
+    other.sql("DELETE FROM runs WHERE run_id = 'r'").await;
+    other.lets_go().await;
+    assert_eq!(kind(acquisition.await.unwrap()), "deleted");
+    assert_eq!(kind(posting.await.unwrap()), "deleted");
+    assert_eq!(kind(committing.await.unwrap()), "deleted");
+}
+
+#[tokio::test]
+async fn a_deletion_that_waited_leaves_nothing_of_what_was_written_meanwhile() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let acquired = held(&*store, LONG).await;
+    let end = ended(advance(&acquired), Status::Succeeded);
+    let other = Other::holding(&fixture).await;
+    let committing = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(end).await }
+    })
+    .await;
+    let deleting = tokio::spawn({
+        let store = store.clone();
+        async move { store.delete_if_idle(&run("r")).await }
+    });
+    fixture
+        .server
+        .answers(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
+            "2",
+        )
+        .await;
+    other.lets_go().await;
+    committing.await.unwrap().unwrap();
+    match deleting.await.unwrap() {
+        // It was first: then the run was held.
+        Err(error) => {
+            assert_eq!(error.kind(), "busy");
+            store.delete_if_idle(&run("r")).await.unwrap();
+        }
+        Ok(()) => {}
+    }
+    for table in ["runs", "run_leases", "checkpoints", "events"] {
+        let left = fixture.server.sql(&format!("SELECT count(*) FROM {table}"));
+        assert_eq!(left.as_deref(), Ok("0"), "{table}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_payload_that_is_said_to_be_stored_is_sent_when_it_was_pruned_meanwhile() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let id = run("r");
+    let now = store.now().await.unwrap();
+    let long = payload(vec![3; 50_000]);
+    store.create(create_with(&id, long.clone(), now)).await.unwrap();
+    let mut acquired = store.acquire(&id, lease_for("worker", LONG)).await.unwrap();
+    let read = acquired.loaded.state.clone();
+    let next = advance(&acquired);
+    acquired.loaded.head = next.head.clone();
+    acquired.loaded.head.revision = store.commit(next).await.unwrap().revision;
+    // The first state is only in a checkpoint from here on. A commit that uses it waits while that is pruned.
+    let mut uses = advance(&acquired);
+    uses.activities = vec![completed(activity(&id, 1, "call"), read, now)];
+    let mut other = Other::holding(&fixture).await;
+    let task = blocked(&fixture, {
+        let store = store.clone();
+        async move { store.commit(uses).await }
+    })
+    .await;
+    other
+        .sql("UPDATE checkpoints SET state = NULL, pruned = true WHERE run_id = 'r' AND revision = 1")
+        .await;
+    other.sql("DELETE FROM blobs WHERE run_id = 'r'").await;
+    other.lets_go().await;
+    task.await.unwrap().unwrap();
+    let page = store.activities(&id, None, 10).await.unwrap();
+    assert_eq!(page[0].output.as_ref().map(|o| o.bytes()), Some(long.bytes()));
+}
