@@ -29,9 +29,9 @@ where
     S: Send + Sync + 'static,
     E: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
-    /// The terminal commit (D235). A request to cancel that was accepted before it wins over success.
+    /// The terminal commit (D235). A request to cancel that was accepted before it wins over every other end.
     pub(crate) async fn end(&mut self, mut draft: Draft, outcome: Outcome) -> Result<Turn, Halt> {
-        draft.watch_inbox |= outcome.status == Status::Succeeded;
+        draft.watch_inbox |= outcome.status != Status::Cancelled;
         end(&self.inner.store, &mut draft, outcome).await?;
         self.leave(draft).await
     }
@@ -106,9 +106,11 @@ pub(crate) async fn end(store: &Arc<dyn Store>, draft: &mut Draft, mut outcome: 
                 .map_err(Halt::Store)?;
             let Some(last) = page.last() else { break };
             after = last.activation;
-            outcome
-                .effects
-                .extend(page.into_iter().flat_map(|step| step.effects));
+            // A step that is done again, in another life, tells its own once more.
+            let others = page
+                .into_iter()
+                .filter(|step| draft.steps.iter().all(|own| own.activation != step.activation));
+            outcome.effects.extend(others.flat_map(|step| step.effects));
         }
         outcome
             .effects

@@ -164,6 +164,7 @@ where
     /// A commit is in the store.
     pub(crate) fn landed(&mut self, commit: crate::store::Commit, revision: crate::ids::Revision) {
         self.ledger.mark_stored(&commit.activities);
+        self.steps += commit.steps.len() as u64;
         self.head = commit.head;
         self.head.revision = revision;
         self.state = commit.state;

@@ -7,19 +7,29 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 use crate::failure::{Failure, FailureKind};
-use crate::graph::{Base, Deadline, Directive, NodeEntry, NodeError};
+use crate::graph::{Await, Base, Deadline, Directive, NodeEntry, NodeError};
 use crate::ids::NodeName;
 use crate::machine::retry::{self, Next};
 use crate::machine::wait;
 use crate::payload::Payload;
 use crate::record::{
     Continuation, EventName, Exhausted, Outcome, OutcomeError, Reason, RunHead, Status, StepRecord,
-    StepStatus, WaitingKind, WaitingOn,
+    StepStatus, WaitRecord, WaitingKind, WaitingOn,
 };
 use crate::runner::draft::{Draft, Halt};
 use crate::runner::ledger::Holding;
 use crate::runner::segment::{Segment, Turn};
 use crate::time::Timestamp;
+
+/// What follows a step that is over.
+enum After {
+    Arm(WaitRecord),
+    /// Parked; it goes on there.
+    Suspend(NodeName, String),
+    Fail(Failure),
+    Enter(NodeName),
+    End,
+}
 
 impl<S, E> Segment<S, E>
 where
@@ -77,31 +87,42 @@ where
                 }
             }
         }
-        let next = match base {
+        let after = match base {
             Base::Completed => match calm(|| inner.graph.route(entry, &typed)) {
-                Ok(next) => next,
+                Ok(Some(next)) => After::Enter(next),
+                Ok(None) => After::End,
                 Err(error) => return self.node_failed(name, entry, error).await,
             },
-            Base::Wait(_) if entry.wait.is_none() => {
-                let failure = Failure::new(
-                    FailureKind::Configuration,
-                    format!("node {name} waits without a wait route"),
-                );
-                return self.fail(failure.code("wait_route_missing"), None).await;
-            }
-            Base::Suspend {
-                resume_at: Some(ref target),
-                ..
-            } => match inner.graph.nodes.keys().find(|node| node.as_str() == target) {
-                Some(node) => Some(node.clone()),
-                None => {
+            Base::Wait(wait) => match self.arm(name, entry, wait, now) {
+                Ok(record) => After::Arm(record),
+                Err(failure) => return self.fail(failure, None).await,
+            },
+            Base::Suspend { reason, resume_at } => {
+                let target = resume_at.as_deref().unwrap_or(name.as_str());
+                let Some(node) = inner.graph.nodes.keys().find(|node| node.as_str() == target) else {
                     let failure =
                         Failure::new(FailureKind::Configuration, format!("{target:?} is not a node"));
                     return self.fail(failure.code("invalid_resume_target"), None).await;
+                };
+                After::Suspend(node.clone(), reason)
+            }
+            Base::Fail(failure) => After::Fail(failure),
+            Base::End | Base::Retry { .. } => After::End,
+        };
+        let output = match (&after, &inner.graph.output) {
+            (After::End, Some(output)) => {
+                match calm(|| Ok(output(&typed))).unwrap_or_else(|e| Err(e.to_string())) {
+                    Ok(text) => Some(text),
+                    Err(why) => {
+                        let failure = Failure::new(
+                            FailureKind::Internal,
+                            format!("the output cannot be shown: {why}"),
+                        );
+                        return self.fail(failure, None).await;
+                    }
                 }
-            },
-            Base::Suspend { resume_at: None, .. } => Some(name.clone()),
-            Base::End | Base::Fail(_) | Base::Retry { .. } | Base::Wait(_) => None,
+            }
+            (_, _) => None,
         };
 
         let mut draft = self.draft();
@@ -109,7 +130,7 @@ where
         draft.head.state_digest = *draft.state.digest();
         draft.head.budgets = self.ledger.budgets();
         draft.take(self.ledger.take_dirty(), self.ledger.open());
-        let failure = if let Base::Fail(failure) = &base {
+        let failure = if let After::Fail(failure) = &after {
             Some(failure.clone())
         } else {
             None
@@ -126,47 +147,17 @@ where
             draft.step_event(EventName::StepCompleted, &step.node, Some(status.as_str()));
             draft.steps.push(step);
         }
-        self.steps += 1;
 
-        match (base, next) {
-            (Base::Wait(spec), _) => {
-                let Some(route) = &entry.wait else {
-                    return self.hold().await;
-                };
-                let spec = wait::WaitSpec {
-                    key: spec.key,
-                    correlation: spec.correlation,
-                    kind: spec.kind,
-                    continuation: Continuation::Nodes {
-                        on_event: route.on_event.clone(),
-                        on_timeout: route.on_timeout.clone(),
-                    },
-                    labels: route.labels.clone(),
-                    subject: spec.subject,
-                    deadline: spec.deadline.map(|deadline| match deadline {
-                        Deadline::At(at) => at,
-                        Deadline::In(span) => now.plus(span),
-                    }),
-                    deadline_policy: spec.deadline_policy,
-                };
-                if let Err(e) = wait::check(&spec) {
-                    return self
-                        .fail(Failure::new(FailureKind::Configuration, e.to_string()), None)
-                        .await;
-                }
-                let address = wait::Address {
-                    run: self.head.id.clone(),
+        match after {
+            After::Arm(record) => {
+                let on = WaitingOn {
+                    kind: record.kind,
+                    id: record.id.as_str().to_owned(),
                     node: name.clone(),
-                    activation: self.head.activation,
+                    key: record.key.as_str().to_owned(),
                 };
-                let record = wait::arm(&address, &spec, 1, now);
                 let holding = Holding {
-                    on: vec![WaitingOn {
-                        kind: record.kind,
-                        id: record.id.as_str().to_owned(),
-                        node: name.clone(),
-                        key: record.key.as_str().to_owned(),
-                    }],
+                    on: vec![on],
                     due_at: record.deadline,
                     unknown: false,
                 };
@@ -174,54 +165,73 @@ where
                 draft.waits.push(record);
                 self.park(draft, holding, None).await
             }
-            (Base::Suspend { reason, .. }, Some(node)) => {
+            After::Suspend(node, reason) => {
                 let on = WaitingOn {
                     kind: WaitingKind::Resume,
                     id: String::new(),
                     node: node.clone(),
                     key: String::new(),
                 };
+                let holding = Holding {
+                    on: vec![on],
+                    due_at: None,
+                    unknown: false,
+                };
                 enter(&mut draft.head, node);
-                self.park(
-                    draft,
-                    Holding {
-                        on: vec![on],
-                        due_at: None,
-                        unknown: false,
-                    },
-                    Some(reason),
-                )
-                .await
+                self.park(draft, holding, Some(reason)).await
             }
-            (Base::Fail(failure), _) => self.finish_failed(draft, failure, None).await,
-            (Base::Completed, Some(node)) => {
+            After::Fail(failure) => self.finish_failed(draft, failure, None).await,
+            After::Enter(node) => {
                 enter(&mut draft.head, node.clone());
                 draft.step_event(EventName::StepStarted, &node, None);
                 self.write(draft).await?;
                 self.reenter();
                 Ok(Turn::On)
             }
-            (Base::Completed | Base::End | Base::Retry { .. } | Base::Suspend { .. }, _) => {
-                let output = match &inner.graph.output {
-                    None => None,
-                    Some(output) => {
-                        match calm(|| Ok(output(&typed))).unwrap_or_else(|e| Err(e.to_string())) {
-                            Ok(text) => Some(text),
-                            Err(why) => {
-                                let failure = Failure::new(
-                                    FailureKind::Internal,
-                                    format!("the output cannot be shown: {why}"),
-                                );
-                                return self.fail(failure, None).await;
-                            }
-                        }
-                    }
-                };
+            After::End => {
                 let mut outcome = Outcome::new(Status::Succeeded, Reason::Completed);
                 outcome.output = output;
                 self.end(draft, outcome).await
             }
         }
+    }
+
+    /// The record of a wait of the graph, or why it cannot be armed.
+    fn arm(
+        &self,
+        name: &NodeName,
+        entry: &NodeEntry<S, E>,
+        wait: Await,
+        now: Timestamp,
+    ) -> Result<WaitRecord, Failure> {
+        let invalid = |why: String| Failure::new(FailureKind::Configuration, why);
+        let Some(route) = &entry.wait else {
+            let why = format!("node {name} waits without a wait route");
+            return Err(invalid(why).code("wait_route_missing"));
+        };
+        let spec = wait::WaitSpec {
+            key: wait.key,
+            correlation: wait.correlation,
+            kind: wait.kind,
+            continuation: Continuation::Nodes {
+                on_event: route.on_event.clone(),
+                on_timeout: route.on_timeout.clone(),
+            },
+            labels: route.labels.clone(),
+            subject: wait.subject,
+            deadline: wait.deadline.map(|deadline| match deadline {
+                Deadline::At(at) => at,
+                Deadline::In(span) => now.plus(span),
+            }),
+            deadline_policy: wait.deadline_policy,
+        };
+        wait::check(&spec).map_err(|e| invalid(e.to_string()))?;
+        let address = wait::Address {
+            run: self.head.id.clone(),
+            node: name.clone(),
+            activation: self.head.activation,
+        };
+        Ok(wait::arm(&address, &spec, 1, now))
     }
 
     /// The state after a node: reduced, checked, encoded.
@@ -288,7 +298,12 @@ where
             limit: max.into(),
         };
         let Some(route) = &entry.retry_route else {
-            return self.exhaust(exhausted, None).await;
+            if max > 1 {
+                return self.exhaust(exhausted, None).await;
+            }
+            // One attempt is no limit that runs out (durable-api §8).
+            let failure = Failure::new(FailureKind::Refused, "the one attempt of this step is used");
+            return self.fail(failure.code("retry_refused"), None).await;
         };
         let state = match self.reduce(update) {
             Ok((state, _)) => state,
@@ -308,13 +323,13 @@ where
         if let Some(state) = state {
             draft.head.state_digest = *state.digest();
             draft.state = state;
+            draft.head.budgets = self.ledger.budgets();
         }
         draft.take(self.ledger.take_dirty(), self.ledger.open());
         if let Some(step) = self.step(StepStatus::Exhausted, error) {
             draft.step_event(EventName::StepCompleted, &step.node, Some(step.status.as_str()));
             draft.steps.push(step);
         }
-        self.steps += 1;
         enter(&mut draft.head, to.clone());
         draft.step_event(EventName::StepStarted, &to, None);
         self.write(draft).await?;
