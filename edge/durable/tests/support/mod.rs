@@ -1,6 +1,6 @@
 //! What the runner's tests share: a memory store with a clock that is moved by hand, a store around it that is looked at and
 //! can be interfered with, and short words for what the tests do again and again.
-#![allow(dead_code, reason = "every test file uses another part of it")]
+#![allow(dead_code, unused_imports, reason = "every test file uses another part of it")]
 
 mod spy;
 
