@@ -11,5 +11,3 @@ pub use data::{Data, State};
 pub use react::{ACTION, REASON, TURNS, react};
 pub use steps::{CALL, Retry, Step, StepFn, attempts, call, ordered_steps};
 
-#[cfg(test)]
-mod tests;
