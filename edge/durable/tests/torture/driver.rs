@@ -213,7 +213,7 @@ impl Driver {
     }
 
     /// Looks into the ledger for every effect that is not known: complete what was applied, fail what was not.
-    async fn resolve(&self, loaded: &Loaded) -> Result<Progress, RunError> {
+    pub async fn resolve(&self, loaded: &Loaded) -> Result<Progress, RunError> {
         let waiting = loaded.head.waiting.as_ref().expect("it waits for something");
         let on = &waiting.on[0];
         assert_eq!(on.kind, WaitingKind::Reconciliation, "{waiting:?}");
@@ -225,6 +225,9 @@ impl Driver {
             "only an unsafe effect is left to people"
         );
         let key = idempotency_key(&self.run, &record.node, record.activation, &record.key);
+        if self.world.is_busy(&key) {
+            return Ok(Progress::Wait(Duration::from_millis(10)));
+        }
         let action = match self.world.answers(&self.run, &key).pop() {
             Some(answer) => Action::Complete {
                 output: Payload::new(answer),

@@ -14,6 +14,7 @@ pub mod driver;
 pub mod graph;
 pub mod invariants;
 pub mod ledger;
+pub mod race;
 pub mod recorder;
 pub mod seed;
 pub mod world;

@@ -30,6 +30,11 @@ impl Random {
         self.0.u64(..end)
     }
 
+    /// Other numbers, for somebody who acts beside.
+    pub fn fork(&mut self) -> Self {
+        Self(self.0.fork())
+    }
+
     /// True `n` times out of `of`.
     pub fn chance(&mut self, n: u64, of: u64) -> bool {
         self.below(of) < n

@@ -1,6 +1,7 @@
 //! The services a run calls. Each request is noted with what the store knew when it was sent; its effect is noted apart, with an
 //! answer nobody else has.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use iop_durable::ids::RunId;
 use iop_durable::record::{ActivityState, Effect};
 use iop_durable::runner::{Call, CallError};
 use iop_durable::store::Store;
+use parking_lot::Mutex;
 
 use super::ledger::{Ledger, Line};
 
@@ -19,7 +21,18 @@ pub struct World {
     /// The store itself: what is asked of it here meets no fault and is not counted.
     store: Arc<dyn Store>,
     /// How long a service works before its effect, and again before its answer.
-    pub pace: Duration,
+    pace: Box<dyn Fn() -> Duration + Send + Sync>,
+    /// Requests being worked on, by key.
+    busy: Mutex<BTreeMap<String, u32>>,
+}
+
+/// A request being worked on; dropped with the request, whoever drops it.
+struct Busy<'a>(&'a World, &'a str);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        *self.0.busy.lock().get_mut(self.1).unwrap() -= 1;
+    }
 }
 
 impl World {
@@ -27,8 +40,20 @@ impl World {
         Self {
             ledger,
             store,
-            pace: Duration::ZERO,
+            pace: Box::new(|| Duration::ZERO),
+            busy: Mutex::default(),
         }
+    }
+
+    /// Services that take their time.
+    pub fn with_pace(mut self, pace: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        self.pace = Box::new(pace);
+        self
+    }
+
+    /// Whether this process is being asked for this key: its effect may be yet to come.
+    pub fn is_busy(&self, key: &str) -> bool {
+        self.busy.lock().get(key).is_some_and(|n| *n > 0)
     }
 
     /// Carries a call out as its effect promises: idempotent once per key, unsafe each time, read-only never.
@@ -43,9 +68,11 @@ impl World {
         effect: Effect,
         failures: usize,
     ) -> Result<Bytes, CallError> {
+        let key = &call.idempotency_key;
+        *self.busy.lock().entry(key.clone()).or_default() += 1;
+        let _busy = Busy(self, key);
         self.arrive(call, effect).await;
         self.work().await;
-        let key = &call.idempotency_key;
         let mut outcome = Err(());
         self.ledger.with(&call.run, &mut |lines| {
             let failed = Line::Fail { key: key.clone() };
@@ -75,8 +102,9 @@ impl World {
     }
 
     async fn work(&self) {
-        if !self.pace.is_zero() {
-            tokio::time::sleep(self.pace).await;
+        let pace = (self.pace)();
+        if !pace.is_zero() {
+            tokio::time::sleep(pace).await;
         }
     }
 
