@@ -23,6 +23,46 @@ pub struct Found {
     pub lines: Vec<Line>,
 }
 
+/// What runs met on their way.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Met {
+    pub runs: usize,
+    /// Attempts whose worker was lost.
+    pub abandoned: usize,
+    pub ambiguous: usize,
+    /// Unsafe calls an operator found applied, and found not applied.
+    pub completed_by_hand: usize,
+    pub failed_by_hand: usize,
+}
+
+impl Met {
+    pub fn of(found: &Found) -> Self {
+        let by_hand = |state: ActivityState| {
+            let settled = |a: &&ActivityRecord| a.origin == Some(Origin::Manual) && a.state == state;
+            found.activities.iter().filter(settled).count()
+        };
+        let attempts = found.activities.iter().flat_map(|a| &a.attempts);
+        let ambiguous = EventName::Ambiguous.as_str();
+        Self {
+            runs: 1,
+            abandoned: attempts.filter(|a| a.class == AttemptClass::Abandoned).count(),
+            ambiguous: found.events.iter().filter(|e| e.name == ambiguous).count(),
+            completed_by_hand: by_hand(ActivityState::Completed),
+            failed_by_hand: by_hand(ActivityState::Failed),
+        }
+    }
+}
+
+impl std::ops::AddAssign for Met {
+    fn add_assign(&mut self, other: Self) {
+        self.runs += other.runs;
+        self.abandoned += other.abandoned;
+        self.ambiguous += other.ambiguous;
+        self.completed_by_hand += other.completed_by_hand;
+        self.failed_by_hand += other.failed_by_hand;
+    }
+}
+
 /// Checks a run that is over and gives what was read. `what` says which case it is.
 pub async fn check_run(what: &str, store: &dyn Store, ledger: &dyn Ledger, run: &RunId) -> Found {
     let found = read(store, ledger, run).await;

@@ -100,6 +100,12 @@ impl Ledger for FileLedger {
         file.lock().unwrap();
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
+        // A process that was killed may have left the beginning of a line.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        if whole < text.len() {
+            text.truncate(whole);
+            file.set_len(whole as u64).unwrap();
+        }
         let lines: Vec<Line> = text
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())

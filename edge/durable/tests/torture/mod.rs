@@ -9,6 +9,7 @@
     reason = "tests: each test crate uses a part of this, and a broken expectation ends the test with its message"
 )]
 
+pub mod child;
 pub mod clock;
 pub mod driver;
 pub mod graph;
