@@ -16,7 +16,7 @@ use crate::record::{
     WaitStatus,
 };
 use crate::runner::keeper::Held;
-use crate::runner::ledger::Dirty;
+use crate::runner::ledger::{Confirm, Dirty};
 use crate::store::{Authority, Commit, Committed, Conflict, Guard, Store, StoreError};
 use crate::time::Timestamp;
 
@@ -127,7 +127,7 @@ impl Draft {
     }
 
     /// Adds what gathered in the ledger.
-    pub(crate) fn take(&mut self, dirty: Dirty, open: (u32, u32)) -> Vec<tokio::sync::oneshot::Sender<()>> {
+    pub(crate) fn take(&mut self, dirty: Dirty, open: (u32, u32)) -> Vec<Confirm> {
         self.activities.extend(dirty.activities);
         // Arming is ours alone; settling and withdrawing race with deliveries.
         self.watch_inbox |= dirty.waits.iter().any(|wait| wait.status != WaitStatus::Armed);

@@ -11,12 +11,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::graph::{NodeEntry, NodeResult};
 use crate::runner::ctx::Ctx;
 use crate::runner::draft::{Halt, persist};
+use crate::runner::ledger::Confirm;
 use crate::runner::segment::Segment;
 use crate::store::{Authority, Commit, Committed};
 
@@ -40,7 +40,7 @@ pub(crate) enum Why {
 
 struct Flying {
     commit: Commit,
-    confirms: Vec<oneshot::Sender<()>>,
+    confirms: Vec<Confirm>,
     answer: BoxFuture<'static, Result<Committed, Halt>>,
 }
 
@@ -148,9 +148,7 @@ where
                     let Some(flown) = flying.take() else { continue };
                     let committed = answer?;
                     self.landed(flown.commit, committed.revision);
-                    for confirm in flown.confirms {
-                        let _ = confirm.send(());
-                    }
+                    self.let_go(flown.confirms, why.map(|(why, _)| why));
                 }
                 Event::Deadline => {
                     ledger.stop();
@@ -168,9 +166,7 @@ where
                     if let Some(flown) = flying.take() {
                         let committed = flown.answer.await?;
                         self.landed(flown.commit, committed.revision);
-                        for confirm in flown.confirms {
-                            let _ = confirm.send(());
-                        }
+                        self.let_go(flown.confirms, why.map(|(why, _)| why));
                     }
                     if held.has_news(self.signal) {
                         self.read_inbox().await?;
@@ -193,6 +189,18 @@ where
             (Some((why, _)), _) => Ending::Interrupted(why),
             (None, ending) => ending,
         })
+    }
+
+    /// The intents of these calls are stored: they may leave, unless the run is being ended.
+    fn let_go(&self, confirms: Vec<Confirm>, why: Option<Why>) {
+        for (id, confirm) in confirms {
+            match why {
+                None | Some(Why::Stop) => {
+                    let _ = confirm.send(());
+                }
+                Some(Why::Cancel | Why::Deadline) => self.ledger.withhold(&id, self.held.now()),
+            }
+        }
     }
 
     /// A commit of what gathered, on its way.

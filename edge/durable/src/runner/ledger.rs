@@ -51,9 +51,11 @@ struct Inner {
     /// Read-only calls under way: nothing is stored of them before they have an outcome.
     unstored: BTreeSet<ActivityId>,
     /// Dispatches that wait for their intent to be committed.
-    confirms: Vec<oneshot::Sender<()>>,
+    confirms: Vec<Confirm>,
     /// Dispatches of reads that wait for a commit under way, because it has the outcome of an earlier call.
-    behind: Vec<oneshot::Sender<()>>,
+    behind: Vec<Confirm>,
+    /// Intents that no commit has taken yet, with what was there before: these calls have surely not left.
+    asked: BTreeMap<ActivityId, Asked>,
     /// Whether the commit under way has an outcome.
     outcome_under_way: bool,
     /// Calls being carried out, with their effect.
@@ -66,6 +68,15 @@ struct Inner {
     dirty_outcome: bool,
     /// Reconciliations under way.
     probing: u32,
+}
+
+/// Lets a call go.
+pub(crate) type Confirm = (ActivityId, oneshot::Sender<()>);
+
+struct Asked {
+    before: Option<ActivityRecord>,
+    /// Whether that was not committed either.
+    dirty: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,7 +117,7 @@ pub(crate) struct Dirty {
     pub activities: Vec<ActivityRecord>,
     pub waits: Vec<WaitRecord>,
     pub events: Vec<(Cow<'static, str>, Bytes)>,
-    pub confirms: Vec<oneshot::Sender<()>>,
+    pub confirms: Vec<Confirm>,
     /// Whether the outcome of a dispatch is among them: what cannot be computed again.
     pub outcome: bool,
 }
@@ -145,6 +156,7 @@ impl Ledger {
                 unstored: BTreeSet::new(),
                 confirms: Vec::new(),
                 behind: Vec::new(),
+                asked: BTreeMap::new(),
                 outcome_under_way: false,
                 in_flight: BTreeMap::new(),
                 parked: BTreeMap::new(),
@@ -271,6 +283,10 @@ impl Ledger {
                     return Begin::Failed(failure.code("payload_too_large"), None);
                 }
                 let effect = request.effect;
+                let asked = Asked {
+                    before: inner.activities.get(&id).cloned(),
+                    dirty: inner.dirty_activities.contains(&id),
+                };
                 let record = inner.activities.entry(id.clone()).or_insert_with(|| {
                     if effect == Effect::ReadOnly {
                         inner.unstored.insert(id.clone());
@@ -284,6 +300,7 @@ impl Ledger {
                 // node acts on is never asked for anew.
                 let behind = if !inner.unstored.contains(&id) {
                     inner.dirty_activities.insert(id.clone());
+                    inner.asked.insert(id.clone(), asked);
                     Some(&mut inner.confirms)
                 } else if inner.dirty_outcome {
                     Some(&mut inner.confirms)
@@ -294,7 +311,7 @@ impl Ledger {
                 };
                 let confirmed = behind.map(|senders| {
                     let (sender, receiver) = oneshot::channel();
-                    senders.push(sender);
+                    senders.push((id.clone(), sender));
                     receiver
                 });
                 Begin::Dispatch {
@@ -522,9 +539,15 @@ impl Ledger {
         self.inner.lock().events.push((name, data));
     }
 
-    /// Nothing new is dispatched from here on.
+    /// Nothing new is dispatched from here on, and what has not left stays.
     pub(crate) fn stop(&self) {
-        self.inner.lock().stopping = true;
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        inner.stopping = true;
+        let waiting: Vec<Confirm> = inner.confirms.drain(..).chain(inner.behind.drain(..)).collect();
+        for (id, _) in waiting {
+            inner.take_back(&id);
+        }
     }
 
     pub(crate) fn in_flight(&self) -> bool {
@@ -550,6 +573,7 @@ impl Ledger {
         let inner = &mut *inner;
         let activities = std::mem::take(&mut inner.dirty_activities);
         let waits = std::mem::take(&mut inner.dirty_waits);
+        inner.asked.clear();
         inner.outcome_under_way = inner.dirty_outcome;
         Dirty {
             activities: activities
@@ -570,7 +594,7 @@ impl Ledger {
     pub(crate) fn mark_stored(&self, committed: &[ActivityRecord]) {
         let mut inner = self.inner.lock();
         inner.outcome_under_way = false;
-        for behind in std::mem::take(&mut inner.behind) {
+        for (_, behind) in std::mem::take(&mut inner.behind) {
             let _ = behind.send(());
         }
         for record in committed {
@@ -602,6 +626,31 @@ impl Ledger {
             u32::try_from(open).unwrap_or(u32::MAX),
             u32::try_from(armed).unwrap_or(u32::MAX),
         )
+    }
+
+    /// The open activities with the number of their attempts: the same twice means that the node did not come back to them.
+    pub(crate) fn open_attempts(&self) -> Vec<(ActivityId, usize)> {
+        let inner = self.inner.lock();
+        let open = inner.activities.values().filter(|record| record.state.is_open());
+        open.map(|record| (record.id.clone(), record.attempts.len()))
+            .collect()
+    }
+
+    /// The recovery limit that an open activity has used up.
+    pub(crate) fn recoveries_exhausted(&self) -> Option<Exhausted> {
+        let limit = self.entry.recovery_limit;
+        let inner = self.inner.lock();
+        inner
+            .activities
+            .values()
+            .filter(|record| record.state == ActivityState::Unknown)
+            .map(activity::recoveries)
+            .find(|used| *used >= limit)
+            .map(|used| Exhausted {
+                budget: "recovery_attempts".to_owned(),
+                used: used.into(),
+                limit: limit.into(),
+            })
     }
 
     /// Whether the node only waits for things that do not happen here.
@@ -674,16 +723,27 @@ impl Ledger {
     pub(crate) fn abandon(&self, id: &ActivityId, now: Timestamp) {
         {
             let mut inner = self.inner.lock();
-            if !inner.in_flight.contains_key(id) {
-                return;
-            }
-            if inner.unstored.remove(id) {
-                inner.in_flight.remove(id);
-                inner.activities.remove(id);
+            if !inner.in_flight.contains_key(id) || inner.take_back(id) {
                 return;
             }
         }
         self.finish(id, Settlement::Abandoned, now, 0.0);
+    }
+
+    /// One call whose intent is stored and which does not leave: it surely has no effect.
+    pub(crate) fn withhold(&self, id: &ActivityId, now: Timestamp) {
+        {
+            let mut inner = self.inner.lock();
+            if !inner.in_flight.contains_key(id) || inner.take_back(id) {
+                return;
+            }
+        }
+        let error = Failure::new(FailureKind::Refused, "the run was cancelled").code("cancelled");
+        let settlement = Settlement::Failed {
+            error,
+            retry_after: None,
+        };
+        self.finish(id, settlement, now, 0.0);
     }
 
     /// The run ends: gates are withdrawn, and calls that are not under way or may be repeated safely are closed. What remains
@@ -747,6 +807,29 @@ impl Ledger {
             .filter(|record| record.state == ActivityState::Completed)
             .map(|record| (record.id.clone(), record.key.clone()))
             .collect()
+    }
+}
+
+impl Inner {
+    /// A call that has not left, or that is a read, is as if it had not been asked for. False for any other.
+    fn take_back(&mut self, id: &ActivityId) -> bool {
+        if self.unstored.remove(id) {
+            self.in_flight.remove(id);
+            self.activities.remove(id);
+            return true;
+        }
+        let Some(asked) = self.asked.remove(id) else {
+            return false;
+        };
+        self.in_flight.remove(id);
+        if !asked.dirty {
+            self.dirty_activities.remove(id);
+        }
+        match asked.before {
+            Some(before) => self.activities.insert(id.clone(), before),
+            None => self.activities.remove(id),
+        };
+        true
     }
 }
 

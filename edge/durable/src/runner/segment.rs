@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::envelope;
 use crate::failure::{Failure, FailureKind};
 use crate::graph::NodeError;
+use crate::ids::ActivityId;
 use crate::machine::{activity, wait};
 use crate::payload::Payload;
 use crate::record::{CancelRequest, Exhausted, RunHead, WaitStatus};
@@ -33,6 +35,8 @@ pub(crate) struct Segment<S, E> {
     /// Activations of this segment.
     pub(crate) steps: u64,
     pub(crate) entered_at: Timestamp,
+    /// What was open when the node was last sent back to it: its activation and attempt, and each call's attempts.
+    sent_back: Option<(u64, u32, Vec<(ActivityId, usize)>)>,
     pub(crate) published: Option<tokio::sync::watch::Sender<u64>>,
     pub(crate) stop: tokio::sync::watch::Receiver<bool>,
 }
@@ -117,6 +121,7 @@ where
             cancel: loaded.inbox.cancel,
             steps: 0,
             entered_at: now,
+            sent_back: None,
             published,
             stop,
         })
@@ -319,6 +324,15 @@ where
             || (!holding.unknown && holding.due_at.is_some_and(|at| at <= now))
             || holding.on.is_empty()
         {
+            let open = (
+                self.head.activation,
+                self.head.attempt,
+                self.ledger.open_attempts(),
+            );
+            if !timed_out && !open.2.is_empty() && self.sent_back.as_ref() == Some(&open) {
+                return self.unresolved().await;
+            }
+            self.sent_back = Some(open);
             let mut draft = self.draft();
             draft.watch_inbox = timed_out;
             draft.take(self.ledger.take_dirty(), self.ledger.open());
@@ -329,6 +343,22 @@ where
         let mut draft = self.draft();
         draft.take(self.ledger.take_dirty(), self.ledger.open());
         self.park(draft, holding, None).await
+    }
+
+    /// A node that does not come back to a call it left open: there is no way past it (D143).
+    fn unresolved(&mut self) -> BoxFuture<'_, Result<Turn, Halt>> {
+        let (failure, exhausted) = match self.ledger.recoveries_exhausted() {
+            Some(exhausted) => {
+                let failure = Failure::new(FailureKind::Unavailable, "a call was cut off too often");
+                (failure, Some(exhausted))
+            }
+            None => {
+                let why = "the node left a call open and does not ask for it again";
+                let failure = Failure::new(FailureKind::Internal, why).code("activity_unresolved");
+                (failure, None)
+            }
+        };
+        Box::pin(self.fail(failure, exhausted))
     }
 
     pub(crate) async fn park(
