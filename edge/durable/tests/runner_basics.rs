@@ -150,3 +150,20 @@ mod parking_lot_free {
         }
     }
 }
+
+#[tokio::test]
+async fn a_number_that_json_does_not_have_fails_the_step_and_saves_nothing() {
+    let graph = GraphBuilder::<f64>::new("numbers", 1)
+        .node("one", |_: Ctx, n: f64| async move {
+            Ok((n * 1e300 * 1e300, Directive::end()))
+        })
+        .terminal("one")
+        .compile()
+        .unwrap();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Arc::new(HostClock::new())));
+    let runner = Runner::new(Arc::new(graph), store, Options::new(Owner::new("test").unwrap())).unwrap();
+    let result = runner.start(Start::new(2.0)).await.unwrap();
+    assert_eq!((result.status, result.state), (Status::Failed, 2.0));
+    let refused = runner.start(Start::new(f64::INFINITY)).await.unwrap_err();
+    assert_eq!(refused.code(), "invalid_request");
+}

@@ -68,9 +68,12 @@ impl<S: Serialize + DeserializeOwned> Codec<S> for Json {
     }
 
     fn encode(&self, state: &S) -> Result<Bytes, String> {
-        serde_json::to_vec(state)
-            .map(Bytes::from)
-            .map_err(|e| e.to_string())
+        let bytes = serde_json::to_vec(state).map_err(|e| e.to_string())?;
+        // JSON has no infinity: serde writes it as null, and such a state could never be read again.
+        if memchr::memmem::find(&bytes, b"null").is_some() {
+            serde_json::from_slice::<S>(&bytes).map_err(|e| format!("it does not read back: {e}"))?;
+        }
+        Ok(Bytes::from(bytes))
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<S, String> {
