@@ -1,0 +1,703 @@
+//! Effects that may or may not have happened: who may repeat them, who decides, and what a decision must say (D136, D140, D143,
+//! D146, D151 to D159; durable-api §8, "Ambiguous").
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join;
+use iop_durable::failure::{Failure, FailureKind};
+use iop_durable::graph::{Directive, Graph};
+use iop_durable::machine::activity::{Action, Resolution};
+use iop_durable::record::{
+    ActivityRecord, ActivityState, AttemptClass, Effect, Origin, Scope, Status, WaitingKind,
+};
+use iop_durable::runner::{CallError, Ctx, Reconciled, Resume, RunError, Start};
+use iop_durable::store::Store;
+use iop_durable::token::ResumeToken;
+use support::*;
+
+/// A call whose first attempts are cut off, and one beside it that answers.
+fn cut(effect: Effect, cuts: usize, log: &Log) -> Arc<Graph<Trail>> {
+    let log = log.clone();
+    let graph = graph("cut")
+        .recovery_attempts(2)
+        .node("only", move |ctx: Ctx, trail: Trail| {
+            let log = log.clone();
+            async move {
+                let mut activity = ctx.activity("c").effect(effect);
+                if effect != Effect::Unsafe {
+                    activity = activity.retry(policy(3, Duration::from_secs(60)));
+                }
+                let cut = activity.run("in", |call| {
+                    let made = log.add(call.idempotency_key);
+                    async move {
+                        if made <= cuts {
+                            return Err(CallError::Unknown);
+                        }
+                        Ok(Bytes::from("out"))
+                    }
+                });
+                Ok((pushed(trail, text(&cut.await?)), Directive::end()))
+            }
+        })
+        .terminal("only")
+        .compile()
+        .unwrap();
+    Arc::new(graph)
+}
+
+async fn ambiguous(room: &Room, log: &Log) -> (Trails, Result, ActivityRecord) {
+    let runner = room.runner(&cut(Effect::Unsafe, 1, log));
+    let run = runner.start(Start::new(Trail::new())).await.unwrap();
+    assert_eq!(run.status, Status::Ambiguous);
+    let record = room.activity(&run.run, "c").await;
+    (runner, run, record)
+}
+
+#[tokio::test]
+async fn an_unsafe_call_without_an_answer_is_ambiguous_and_not_repeated() {
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let waiting = run.waiting.as_ref().unwrap();
+    assert_eq!(
+        (waiting.on[0].kind, waiting.on[0].id.as_str()),
+        (WaitingKind::Reconciliation, record.id.as_str())
+    );
+    assert_eq!(
+        (record.state, record.attempts[0].class),
+        (ActivityState::Unknown, AttemptClass::Abandoned)
+    );
+    assert_eq!(record.error, None, "no failure is made of it");
+    for _ in 0..3 {
+        refused(runner.resume(&run.token, Resume::new()).await, "effect_ambiguous");
+        room.clock.advance(Duration::from_hours(24));
+        assert!(room.work(&runner).await.is_none(), "no time makes it go on");
+    }
+    assert_eq!(log.len(), 1);
+    room.sound(&run.run).await;
+    assert_eq!(room.names(&run.run).await.last().unwrap(), "run.ambiguous");
+}
+
+#[tokio::test]
+async fn a_call_that_may_be_repeated_is_within_its_limit_and_under_its_key() {
+    for (effect, cuts, status, made) in [
+        (Effect::Idempotent, 2, Status::Succeeded, 3),
+        (Effect::ReadOnly, 2, Status::Succeeded, 3),
+        (Effect::Idempotent, 3, Status::Exhausted, 3),
+        (Effect::ReadOnly, 3, Status::Exhausted, 3),
+    ] {
+        let (room, log) = (Room::new(), Log::new());
+        let runner = room.runner(&cut(effect, cuts, &log));
+        let done = within(runner.start(Start::new(Trail::new()).run(run_id("r"))))
+            .await
+            .unwrap();
+        assert_eq!((done.status, log.len()), (status, made), "{effect} {cuts}");
+        assert!(log.all().iter().all(|k| k == "r/only/1/c"));
+        if status == Status::Exhausted {
+            let exhausted = done.outcome.as_ref().unwrap().exhausted.clone().unwrap();
+            assert_eq!(
+                (exhausted.budget.as_str(), exhausted.used, exhausted.limit),
+                ("recovery_attempts", 2, 2)
+            );
+        }
+        room.sound(&done.run).await;
+    }
+}
+
+/// A run whose worker was lost while this call was under way.
+async fn lost_in_flight(room: &Room, effect: Effect, log: &Log, door: &Door) -> Arc<Graph<Trail>> {
+    let (calls, gone) = (log.clone(), door.clone());
+    let graph = graph("lost")
+        .node("only", move |ctx: Ctx, trail: Trail| {
+            let (calls, door) = (calls.clone(), gone.clone());
+            async move {
+                let out = ctx
+                    .activity("c")
+                    .effect(effect)
+                    .run("in", |call| {
+                        calls.add(format!("{} {}", call.attempt, call.idempotency_key));
+                        let door = door.clone();
+                        async move {
+                            door.pass().await;
+                            Ok(Bytes::from("out"))
+                        }
+                    })
+                    .await?;
+                Ok((pushed(trail, text(&out)), Directive::end()))
+            }
+        })
+        .terminal("only")
+        .compile()
+        .unwrap();
+    let graph = Arc::new(graph);
+    let runner = room.runner(&graph);
+    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    door.reached(1).await;
+    drop(worker);
+    room.clock.advance(TTL);
+    door.open();
+    graph
+}
+
+#[tokio::test]
+async fn a_lost_worker_leaves_what_its_call_allows() {
+    for (effect, status, made) in [
+        (Effect::ReadOnly, Status::Succeeded, 2),
+        (Effect::Idempotent, Status::Succeeded, 2),
+        (Effect::Unsafe, Status::Ambiguous, 1),
+    ] {
+        let (room, log, door) = (Room::new(), Log::new(), Door::new());
+        let graph = lost_in_flight(&room, effect, &log, &door).await;
+        let result = room.work(&room.runner(&graph)).await.unwrap().unwrap();
+        assert_eq!((result.status, log.len()), (status, made), "{effect}");
+        let record = room.activity(&result.run, "c").await;
+        let told: Vec<_> = record
+            .attempts
+            .iter()
+            .map(|a| (a.n, a.class, a.recovery))
+            .collect();
+        match effect {
+            Effect::ReadOnly => {
+                assert_eq!(told, [(1, AttemptClass::Completed, false)], "no intent, no trace")
+            }
+            Effect::Idempotent => {
+                assert_eq!(
+                    told,
+                    [
+                        (1, AttemptClass::Abandoned, false),
+                        (2, AttemptClass::Completed, true)
+                    ]
+                );
+                assert_eq!(log.all(), ["1 r/only/1/c", "2 r/only/1/c"]);
+            }
+            Effect::Unsafe => assert_eq!(told, [(1, AttemptClass::Abandoned, false)]),
+        }
+        room.sound(&result.run).await;
+    }
+}
+
+#[tokio::test]
+async fn an_outcome_that_was_committed_before_the_worker_was_lost_is_replayed() {
+    let (room, log) = (Room::new(), Log::new());
+    let (calls, door) = (log.clone(), Door::new());
+    let gone = door.clone();
+    let graph = Arc::new(
+        graph("committed")
+            .node("only", move |ctx: Ctx, trail: Trail| {
+                let (calls, door) = (calls.clone(), gone.clone());
+                async move {
+                    let out = call(&ctx, "c", Effect::Unsafe, &calls).await?;
+                    door.pass().await;
+                    Ok((pushed(trail, out), Directive::end()))
+                }
+            })
+            .terminal("only")
+            .compile()
+            .unwrap(),
+    );
+    let runner = room.runner(&graph);
+    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    door.reached(1).await;
+    // The node goes on working: what it has is committed meanwhile.
+    eventually(|| async { room.activity(&run_id("r"), "c").await.state == ActivityState::Completed }).await;
+    drop(worker);
+    room.clock.advance(TTL);
+    door.open();
+    let result = room.work(&room.runner(&graph)).await.unwrap().unwrap();
+    assert_eq!((result.status, log.len()), (Status::Succeeded, 1));
+    room.sound(&result.run).await;
+}
+
+#[tokio::test]
+async fn every_rule_of_a_resolution_is_checked_and_nothing_changes_when_one_fails() {
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let operator = runner.operator();
+    let good = resolution("d", &record, complete("by hand"));
+    let change = |change: fn(&mut Resolution)| {
+        let mut changed = good.clone();
+        change(&mut changed);
+        changed
+    };
+    let before = room.load(&run.run).await;
+    let table: [(&str, Resolution, &str); 9] = [
+        ("input", change(|r| r.input_digest = [7; 32]), "activity_conflict"),
+        (
+            "implementation",
+            change(|r| r.implementation = "2".to_owned()),
+            "activity_conflict",
+        ),
+        ("attempt", change(|r| r.attempt = 2), "activity_conflict"),
+        ("attempt", change(|r| r.attempt = 0), "activity_conflict"),
+        (
+            "reason",
+            change(|r| r.reason = " ".to_owned()),
+            "activity_conflict",
+        ),
+        (
+            "evidence",
+            change(|r| r.evidence = String::new()),
+            "activity_conflict",
+        ),
+        (
+            "unsafe retry",
+            change(|r| r.action = Action::Retry),
+            "activity_conflict",
+        ),
+        (
+            "id",
+            change(|r| r.id = activity_id(&run_id("other"), "only", 1, "c")),
+            "activity_not_found",
+        ),
+        (
+            "key",
+            change(|r| r.id = activity_id(&run_id("other"), "only", 1, "d")),
+            "activity_not_found",
+        ),
+    ];
+    for (what, resolution, code) in table {
+        refused(operator.resolve(&run.token, &resolution, None, false).await, code);
+        let after = room.load(&run.run).await;
+        assert_eq!((after.head, after.lease), (before.head.clone(), None), "{what}");
+        assert_eq!(room.activity(&run.run, "c").await, record, "{what}");
+    }
+    for revision in [run.token.revision.get() - 1, run.token.revision.get() + 1] {
+        let stale = ResumeToken {
+            run: run.run.clone(),
+            revision: iop_durable::ids::Revision::new(revision).unwrap(),
+        };
+        let error = refused(operator.resolve(&stale, &good, None, false).await, "stale_token");
+        let RunError::StaleToken { current } = error else {
+            unreachable!()
+        };
+        assert_eq!(current, run.token);
+    }
+    let nobody = ResumeToken {
+        run: run_id("nobody"),
+        revision: run.token.revision,
+    };
+    refused(
+        operator.resolve(&nobody, &good, None, false).await,
+        "run_not_found",
+    );
+    assert_eq!(
+        room.memory.decisions(&run.run, &Scope::Operator).await.unwrap(),
+        []
+    );
+    assert_eq!(log.len(), 1, "no dispatcher was called");
+}
+
+#[tokio::test]
+async fn a_resolution_is_recorded_with_its_provenance_and_replayed() {
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let operator = runner.operator();
+    let good = resolution("d", &record, complete("by hand"));
+    let resolved = operator
+        .resolve(&run.token, &good, Some("ann"), false)
+        .await
+        .unwrap();
+    assert_eq!((resolved.status, resolved.replayed), (Status::Waiting, false));
+    assert_eq!(resolved.token, room.token(&run.run).await);
+    let loaded = room.load(&run.run).await;
+    assert_eq!(
+        loaded.head.waiting.as_ref().unwrap().kind(),
+        Some(WaitingKind::Resume)
+    );
+    room.sound(&run.run).await;
+    let settled = room.activity(&run.run, "c").await;
+    assert_eq!(
+        (settled.state, settled.origin),
+        (ActivityState::Completed, Some(Origin::Manual))
+    );
+    assert_eq!(settled.attempts, record.attempts, "the attempt stays what it was");
+    assert_eq!(settled.decision, Some(decision("d")));
+    let ledger = room.memory.decisions(&run.run, &Scope::Operator).await.unwrap();
+    let body: serde_json::Value = serde_json::from_slice(&ledger[0].body).unwrap();
+    for (member, value) in [
+        ("action", "complete"),
+        ("reason", "looked it up"),
+        ("evidence", "ticket 7"),
+        ("by", "ann"),
+        ("revision", &run.token.revision.to_string()),
+        ("activity_id", record.id.as_str()),
+    ] {
+        assert_eq!(body[member], value, "{member}");
+    }
+    assert_eq!(body["attempt"], 1);
+    assert!(body["incarnation"].as_u64().unwrap() > record.attempts[0].incarnation);
+    // The same word again, with whichever token; another word under this id.
+    for token in [&run.token, &resolved.token] {
+        let again = operator.resolve(token, &good, Some("bob"), true).await.unwrap();
+        assert_eq!(
+            (again.replayed, again.status, &again.token),
+            (true, Status::Waiting, &resolved.token)
+        );
+    }
+    for other in [complete("other"), Action::Fail { error: broken() }] {
+        let other = Resolution {
+            action: other,
+            ..good.clone()
+        };
+        refused(
+            operator.resolve(&resolved.token, &other, None, false).await,
+            "activity_conflict",
+        );
+    }
+    // Settled is settled, for a new decision too.
+    let late = resolution("e", &settled, complete("x"));
+    refused(
+        operator.resolve(&resolved.token, &late, None, false).await,
+        "activity_conflict",
+    );
+    assert_eq!(room.load(&run.run).await.head, loaded.head);
+    let done = runner.resume(&resolved.token, Resume::new()).await.unwrap();
+    assert_eq!(
+        (done.status, done.state),
+        (Status::Succeeded, vec!["by hand".to_owned()])
+    );
+    assert_eq!(log.len(), 1, "nothing was dispatched");
+    // Over: the decision is still answered, a new one is not taken.
+    assert!(
+        operator
+            .resolve(&run.token, &good, None, false)
+            .await
+            .unwrap()
+            .replayed
+    );
+    refused(
+        operator.resolve(&done.token, &late, None, false).await,
+        "run_terminal",
+    );
+    room.sound(&run.run).await;
+}
+
+#[tokio::test]
+async fn a_resolution_may_go_on_at_once_or_fail_the_call() {
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let good = resolution("d", &record, complete("by hand"));
+    let resolved = runner
+        .operator()
+        .resolve(&run.token, &good, None, true)
+        .await
+        .unwrap();
+    assert_eq!(resolved.status, Status::Queued);
+    let done = room.work(&runner).await.unwrap().unwrap();
+    assert_eq!((done.status, log.len()), (Status::Succeeded, 1));
+    room.sound(&run.run).await;
+
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let error = Failure::new(FailureKind::Unavailable, "it never arrived");
+    let fail = resolution("d", &record, Action::Fail { error: error.clone() });
+    runner
+        .operator()
+        .resolve(&run.token, &fail, None, true)
+        .await
+        .unwrap();
+    let mut result = room.work(&runner).await.unwrap().unwrap();
+    assert_eq!(result.status, Status::Failed);
+    assert_eq!(
+        result.outcome.as_ref().unwrap().error.as_ref().unwrap().failure,
+        error
+    );
+    // Definitive: another life does not make it again.
+    result = runner.resume(&result.token, Resume::new()).await.unwrap();
+    assert_eq!((result.status, result.life, log.len()), (Status::Failed, 2, 1));
+    room.sound(&run.run).await;
+}
+
+/// An idempotent call that was cut off with its lease: unknown, and nobody has repeated it yet.
+async fn unknown_idempotent(room: &Room, log: &Log) -> (Arc<Graph<Trail>>, ResumeToken) {
+    let (calls, door) = (log.clone(), Door::new());
+    let gone = door.clone();
+    let graph = Arc::new(
+        graph("keyed")
+            .node("only", move |ctx: Ctx, trail: Trail| {
+                let (calls, door) = (calls.clone(), gone.clone());
+                async move {
+                    let out = ctx
+                        .activity("c")
+                        .effect(Effect::Idempotent)
+                        .retry(policy(2, Duration::from_secs(60)))
+                        .run("in", |call| {
+                            calls.add(format!("{}", call.attempt));
+                            let door = door.clone();
+                            async move {
+                                door.pass().await;
+                                Ok(Bytes::from("out"))
+                            }
+                        })
+                        .await?;
+                    Ok((pushed(trail, text(&out)), Directive::end()))
+                }
+            })
+            .terminal("only")
+            .compile()
+            .unwrap(),
+    );
+    let runner = room.runner(&graph);
+    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    door.reached(1).await;
+    drop(worker);
+    room.clock.advance(TTL);
+    door.open();
+    (graph, room.token(&run_id("r")).await)
+}
+
+#[tokio::test]
+async fn a_retry_by_hand_is_prepared_not_made_and_stays_within_the_limit() {
+    let (room, log) = (Room::new(), Log::new());
+    let (graph, token) = unknown_idempotent(&room, &log).await;
+    let runner = room.runner(&graph);
+    let record = room.activity(&run_id("r"), "c").await;
+    let before = room.memory.now().await.unwrap();
+    let retry = resolution("d", &record, Action::Retry);
+    let resolved = runner
+        .operator()
+        .resolve(&token, &retry, None, false)
+        .await
+        .unwrap();
+    assert_eq!(resolved.status, Status::Waiting);
+    let prepared = room.activity(&run_id("r"), "c").await;
+    assert_eq!(
+        (prepared.state, prepared.attempts.len()),
+        (ActivityState::Prepared, 1)
+    );
+    assert_eq!(
+        prepared.not_before.as_ref().unwrap().at,
+        before.plus(Duration::from_secs(60))
+    );
+    assert!(room.work(&runner).await.is_none());
+    refused(runner.resume(&resolved.token, Resume::new()).await, "run_waiting");
+    assert_eq!(log.len(), 1);
+    room.sound(&run_id("r")).await;
+    room.clock.advance(Duration::from_secs(61));
+    let done = room.work(&runner).await.unwrap().unwrap();
+    assert_eq!(
+        (done.status, log.all()),
+        (Status::Succeeded, vec!["1".to_owned(), "2".to_owned()])
+    );
+    room.sound(&run_id("r")).await;
+}
+
+#[tokio::test]
+async fn a_probe_finds_the_effect_or_leaves_it_unknown() {
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let operator = runner.operator();
+    let before = room.load(&run.run).await;
+    let asked = Log::new();
+    let told = asked.clone();
+    let absent = operator
+        .reconcile(&run.run, &record.id, move |record| async move {
+            told.add(record.key.as_str());
+            None
+        })
+        .await
+        .unwrap();
+    assert_eq!((absent, asked.all()), (Reconciled::Absent, vec!["c".to_owned()]));
+    assert_eq!(
+        room.load(&run.run).await.head,
+        before.head,
+        "no evidence changes nothing"
+    );
+    let found = operator
+        .reconcile(&run.run, &record.id, |_| async { Some(Bytes::from("found")) })
+        .await
+        .unwrap();
+    let Reconciled::Found(token) = found else {
+        panic!("{found:?}")
+    };
+    assert_eq!(token, room.token(&run.run).await);
+    let settled = room.activity(&run.run, "c").await;
+    assert_eq!(
+        (settled.state, settled.origin),
+        (ActivityState::Completed, Some(Origin::Reconciled))
+    );
+    assert_eq!(settled.attempts, record.attempts);
+    refused(
+        operator.reconcile(&run.run, &record.id, |_| async { None }).await,
+        "activity_conflict",
+    );
+    let other = activity_id(&run.run, "only", 1, "other");
+    refused(
+        operator.reconcile(&run.run, &other, |_| async { None }).await,
+        "activity_not_found",
+    );
+    refused(
+        operator.reconcile(&run_id("x"), &other, |_| async { None }).await,
+        "run_not_found",
+    );
+    let done = room.work(&runner).await.unwrap().unwrap();
+    assert_eq!(
+        (done.status, done.state, log.len()),
+        (Status::Succeeded, vec!["found".to_owned()], 1)
+    );
+    room.sound(&run.run).await;
+}
+
+#[tokio::test]
+async fn a_probe_that_comes_too_late_changes_nothing() {
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let (aside, token, resolved) = (
+        room.aside(),
+        run.token.clone(),
+        resolution("d", &record, complete("first")),
+    );
+    let operator = runner.operator();
+    let late = operator.reconcile(&run.run, &record.id, |_| async move {
+        aside.resolve(&token, &resolved, None, false).await.unwrap();
+        Some(Bytes::from("second"))
+    });
+    refused(late.await, "activity_conflict");
+    let settled = room.activity(&run.run, "c").await;
+    assert_eq!(text(settled.output.unwrap().bytes()), "first");
+    room.sound(&run.run).await;
+}
+
+#[tokio::test]
+async fn recovery_asks_a_declared_probe_by_itself() {
+    for (evidence, status) in [(Some("proved"), Status::Succeeded), (None, Status::Ambiguous)] {
+        let (room, log) = (Room::new(), Log::new());
+        let calls = log.clone();
+        let graph = Arc::new(
+            graph("probing")
+                .node("only", move |ctx: Ctx, trail: Trail| {
+                    let (calls, probes) = (calls.clone(), calls.clone());
+                    async move {
+                        let unsafe_call = ctx
+                            .activity("c")
+                            .reconcile(move |record| async move {
+                                probes.add(format!("probe {}", record.attempts.len()));
+                                tokio::task::yield_now().await;
+                                evidence.map(Bytes::from)
+                            })
+                            .run("in", |_| {
+                                calls.add("made");
+                                async { Err(CallError::Unknown) }
+                            });
+                        // A pause beside it must not park the run while the probe is asked.
+                        let (out, _) = join(unsafe_call, call(&ctx, "other", Effect::ReadOnly, &calls)).await;
+                        Ok((pushed(trail, text(&out?)), Directive::end()))
+                    }
+                })
+                .terminal("only")
+                .compile()
+                .unwrap(),
+        );
+        let result = within(room.runner(&graph).start(Start::new(Trail::new())))
+            .await
+            .unwrap();
+        assert_eq!(result.status, status);
+        assert_eq!(
+            log.all(),
+            ["other", "made", "probe 1"],
+            "a read does not wait for an intent"
+        );
+        let record = room.activity(&result.run, "c").await;
+        match evidence {
+            Some(_) => assert_eq!(record.origin, Some(Origin::Reconciled)),
+            None => assert_eq!(record.state, ActivityState::Unknown),
+        }
+        room.sound(&result.run).await;
+    }
+}
+
+#[tokio::test]
+async fn two_unknown_effects_are_resolved_one_by_one() {
+    let (room, log) = (Room::new(), Log::new());
+    let calls = log.clone();
+    let graph = Arc::new(
+        graph("two")
+            .node("only", move |ctx: Ctx, trail: Trail| {
+                let calls = calls.clone();
+                async move {
+                    let cut = |name: &'static str| {
+                        calls.add(name);
+                        ctx.activity(name)
+                            .run(name, |_| async { Err(CallError::Unknown) })
+                    };
+                    let (a, b) = join(cut("a"), cut("b")).await;
+                    Ok((pushed(pushed(trail, text(&a?)), text(&b?)), Directive::end()))
+                }
+            })
+            .terminal("only")
+            .compile()
+            .unwrap(),
+    );
+    let runner = room.runner(&graph);
+    let run = runner.start(Start::new(Trail::new())).await.unwrap();
+    assert_eq!(run.waiting.as_ref().unwrap().on.len(), 2);
+    let operator = runner.operator();
+    let a = room.activity(&run.run, "a").await;
+    let first = operator
+        .resolve(&run.token, &resolution("d1", &a, complete("A")), None, true)
+        .await
+        .unwrap();
+    assert_eq!(first.status, Status::Ambiguous, "one is still open");
+    room.sound(&run.run).await;
+    // The old token is of a revision that is over.
+    let b = room.activity(&run.run, "b").await;
+    refused(
+        operator
+            .resolve(&run.token, &resolution("d2", &b, complete("B")), None, true)
+            .await,
+        "stale_token",
+    );
+    let second = operator
+        .resolve(&first.token, &resolution("d2", &b, complete("B")), None, true)
+        .await
+        .unwrap();
+    assert_eq!(second.status, Status::Queued);
+    let done = room.work(&runner).await.unwrap().unwrap();
+    assert_eq!(
+        (done.status, done.state),
+        (Status::Succeeded, vec!["A".to_owned(), "B".to_owned()])
+    );
+    room.sound(&run.run).await;
+}
+
+#[tokio::test]
+async fn many_operators_decide_once() {
+    for _ in 0..20 {
+        let (room, log) = (Room::new(), Log::new());
+        let (runner, run, record) = ambiguous(&room, &log).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for n in 0..6 {
+            let (operator, token) = (runner.operator(), run.token.clone());
+            // Three say one thing under one id, three another under another.
+            let (id, output) = if n % 2 == 0 { ("even", "0") } else { ("odd", "1") };
+            let resolution = resolution(id, &record, complete(output));
+            tasks.spawn(async move { operator.resolve(&token, &resolution, None, false).await });
+        }
+        let answers = tasks.join_all().await;
+        let fresh = answers
+            .iter()
+            .filter(|a| a.as_ref().is_ok_and(|r| !r.replayed))
+            .count();
+        assert_eq!(fresh, 1, "{answers:?}");
+        for answer in &answers {
+            if let Err(error) = answer {
+                assert!(
+                    matches!(error.code(), "stale_token" | "run_busy" | "activity_conflict"),
+                    "{error}"
+                );
+            }
+        }
+        assert_eq!(
+            room.memory
+                .decisions(&run.run, &Scope::Operator)
+                .await
+                .unwrap()
+                .len(),
+            1
+        );
+        room.sound(&run.run).await;
+    }
+}
