@@ -638,4 +638,5 @@ impl SnapshotHook for Hook {
     }
 }
 
+mod model;
 mod runs;
