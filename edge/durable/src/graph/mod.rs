@@ -193,7 +193,8 @@ impl<S: 'static, E> Graph<S, E> {
 
     /// Where a completed node leads: `None` is the end of the run.
     pub(crate) fn route(&self, entry: &NodeEntry<S, E>, state: &S) -> Result<Option<NodeName>, NodeError> {
-        let invalid = |why: String| NodeError::Failed(Failure::new(FailureKind::Internal, why).code("route_invalid"));
+        let invalid =
+            |why: String| NodeError::Failed(Failure::new(FailureKind::Internal, why).code("route_invalid"));
         match &entry.edges {
             Edges::End => Ok(None),
             Edges::Missing => Err(invalid(

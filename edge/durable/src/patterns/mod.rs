@@ -10,4 +10,3 @@ mod steps;
 pub use data::{Data, State};
 pub use react::{ACTION, REASON, TURNS, react};
 pub use steps::{CALL, Retry, Step, StepFn, attempts, call, ordered_steps};
-
