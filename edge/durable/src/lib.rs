@@ -104,6 +104,11 @@
 //! entered again, its finished calls answer from the journal, and the gate has its answer. `Directive::wait` is the other form:
 //! the node is over, and the event or the deadline selects the next one.
 //!
+//! # Patterns
+//!
+//! [`patterns::react`] is the loop of an agent: reason, act, again, up to a number of turns. [`patterns::ordered_steps`] is a flow:
+//! named steps in order, each with its retry, over data that one step hands to the next.
+//!
 //! # Resuming
 //!
 //! The only way on for a suspended or failed run is [`Runner::resume`](runner::Runner::resume) with the token of its last
