@@ -16,7 +16,7 @@ use iop_durable::store::sqlite::SqliteStore;
 use iop_durable::store::{Authority, Store, StoreError};
 use iop_durable::testing::ManualClock;
 use iop_durable::testing::build::{
-    LONG, advance, advance_loaded, claim, create, decision, lease_for, parked, run,
+    LONG, advance, advance_loaded, claim, create, decision, lease_for, parked, run, step,
 };
 use sqlite::{SqliteFixture, connect};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
@@ -176,6 +176,63 @@ async fn commits_that_wait_share_one_transaction_and_fail_alone() {
     let transactions = commits(&fixture.path()) - before;
     assert!((1..=2).contains(&transactions), "{transactions} transactions");
     store.close().await;
+}
+
+/// Runs `r0` to `r9` are committed at once, while a trigger of somebody else's answers to what `r5` writes. The kinds of the
+/// errors, after a look at what is stored.
+async fn commit_with_trigger(fixture: &SqliteFixture, answer: &str) -> Vec<Option<&'static str>> {
+    let store = &fixture.store;
+    let now = store.now().await.unwrap();
+    for n in 0..10 {
+        store.create(create(&run(&format!("r{n}")), now)).await.unwrap();
+    }
+    let held = store.claim(claim("w", 100)).await.unwrap().runs;
+    let mut other = connect(&fixture.path()).await;
+    other
+        .execute(AssertSqlSafe(format!(
+            "CREATE TRIGGER theirs BEFORE INSERT ON steps WHEN NEW.run_id = 'r5' BEGIN SELECT RAISE({answer}); END"
+        )))
+        .await
+        .unwrap();
+    let commits = held.iter().map(|acquired| {
+        let mut commit = advance(acquired);
+        commit.steps = vec![step(acquired.loaded.head.activation, now)];
+        store.commit(commit)
+    });
+    let answers = join_all(commits).await;
+    let mut kinds = Vec::new();
+    for (acquired, answer) in held.iter().zip(answers) {
+        let revision = store.load(&acquired.lease.run).await.unwrap().head.revision.get();
+        assert_eq!(revision, if answer.is_ok() { 2 } else { 1 }, "{answer:?}");
+        kinds.push(answer.err().map(|error| error.kind()));
+    }
+    other.execute("DROP TRIGGER theirs").await.unwrap();
+    for acquired in &held {
+        let again = store.commit(advance(acquired)).await;
+        let expected = kinds[held.iter().position(|h| h.lease == acquired.lease).unwrap()];
+        assert_eq!(again.is_ok(), expected.is_some(), "{again:?}");
+    }
+    store.close().await;
+    kinds
+}
+
+#[tokio::test]
+async fn a_statement_that_fails_fails_its_caller_alone() {
+    let fixture = SqliteFixture::start().await;
+    let kinds = commit_with_trigger(&fixture, "ABORT, 'no'").await;
+    for (n, kind) in kinds.into_iter().enumerate() {
+        assert_eq!(kind, (n == 5).then_some("corrupt"), "r{n}");
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_lost_has_written_nothing_and_says_so() {
+    let fixture = SqliteFixture::start().await;
+    let kinds = commit_with_trigger(&fixture, "ROLLBACK, 'no'").await;
+    assert_eq!(kinds[5], Some("unavailable"));
+    for (n, kind) in kinds.into_iter().enumerate() {
+        assert!(matches!(kind, None | Some("unavailable")), "r{n}: {kind:?}");
+    }
 }
 
 #[tokio::test]

@@ -29,6 +29,11 @@ pub(crate) fn path_of(url: &str) -> Option<PathBuf> {
     Some(PathBuf::from(path))
 }
 
+/// The path from the root: it means the same file for as long as the process lives, and no name has a meaning of its own to SQLite.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, StoreError> {
+    std::path::absolute(path).map_err(|error| StoreError::Open(format!("{}: {error}", path.display())))
+}
+
 /// What every connection has.
 fn options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
@@ -42,7 +47,6 @@ fn options(path: &Path) -> SqliteConnectOptions {
 /// A connection that writes.
 pub(super) fn writer(path: &Path) -> SqliteConnectOptions {
     options(path)
-        .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
@@ -71,7 +75,11 @@ pub(super) async fn equip(conn: &mut SqliteConnection) -> Result<(), sqlx::Error
 /// `open` for a file that is no database of ours; `unavailable`.
 pub(super) async fn open(path: &Path) -> Result<SqliteConnection, StoreError> {
     let failed = |error| fail::open(path, error);
-    let mut conn = writer(path).connect().await.map_err(failed)?;
+    let mut conn = writer(path)
+        .create_if_missing(true)
+        .connect()
+        .await
+        .map_err(failed)?;
     schema::prepare(&mut conn, &schema::sqlite()).await?;
     conn.execute("DELETE FROM run_leases").await.map_err(failed)?;
     equip(&mut conn).await.map_err(failed)?;
@@ -83,9 +91,14 @@ pub(super) async fn open(path: &Path) -> Result<SqliteConnection, StoreError> {
 /// # Errors
 /// `open` when the file is in use or newer; `unavailable`.
 pub(crate) async fn migrate(path: &Path) -> Result<(), StoreError> {
+    let path = &absolute(path)?;
     let _lock = FileLock::take(path)?;
     let failed = |error| fail::open(path, error);
-    let mut conn = writer(path).connect().await.map_err(failed)?;
+    let mut conn = writer(path)
+        .create_if_missing(true)
+        .connect()
+        .await
+        .map_err(failed)?;
     schema::apply(&mut conn, &schema::sqlite()).await?;
     conn.close().await.map_err(failed)
 }

@@ -1,10 +1,11 @@
 //! Creations: head, first checkpoint, events, key and lease, all or nothing (D25). Of two with one key the writer takes one
 //! first; the other one is answered with it, when both are durable.
 
+use super::beside::Beside;
 use super::fail::{self, Fail};
 use super::rows::Cells;
 use super::script::{Script, args};
-use super::transition::{Beside, put_head};
+use super::transition::put_head;
 use super::writer::{Tx, Work};
 use crate::envelope::{CheckpointRow, HeadRow};
 use crate::ids::{Revision, RunId};

@@ -30,6 +30,16 @@ pub(super) enum Refusal {
     Other,
 }
 
+impl Refusal {
+    /// Whether `transition.sql` raised it, which undoes its statement and nothing else.
+    pub(super) fn is_ours(self) -> bool {
+        match self {
+            Self::Guard | Self::Gap => true,
+            Self::Taken | Self::Other => false,
+        }
+    }
+}
+
 /// <https://www.sqlite.org/rescode.html>; extended codes carry the primary one in their lowest byte.
 const PRIMARY: i32 = 0xff;
 const ERROR: i32 = 1;
@@ -45,8 +55,8 @@ fn code(error: &sqlx::Error) -> Option<i32> {
     error.as_database_error()?.code()?.parse().ok()
 }
 
-/// The refusal that this error is, when it undid its statement and nothing else. After any other error SQLite may have rolled
-/// the transaction back by itself.
+/// The refusal that this error is: of a kind that undoes its statement. After any other error SQLite may have rolled the
+/// transaction back by itself.
 pub(super) fn refusal(error: &sqlx::Error) -> Option<Refusal> {
     let database = error.as_database_error()?;
     if database.is_unique_violation() {

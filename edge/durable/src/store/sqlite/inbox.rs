@@ -1,9 +1,10 @@
 //! Posts: what reaches a run from outside, whoever holds it.
 
+use super::beside::Beside;
 use super::fail::{self, Fail};
 use super::rows::Cells;
 use super::script::{Script, args};
-use super::transition::{Beside, absent};
+use super::transition::absent;
 use super::writer::{Tx, Work};
 use crate::ids::RunId;
 use crate::record::{CancelRequest, Status};

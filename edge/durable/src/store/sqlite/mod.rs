@@ -3,6 +3,7 @@
 //!
 //! Leases live by the host's monotonic clock, due work by its wall clock, see `clock`.
 
+mod beside;
 mod clock;
 mod connect;
 mod create;
@@ -74,6 +75,7 @@ impl SqliteStore {
     /// # Errors
     /// As `open`.
     pub async fn open_with(path: &Path, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
+        let path = &connect::absolute(path)?;
         let lock = FileLock::take(path)?;
         let conn = connect::open(path).await?;
         let clocks = Clocks::new(clock);

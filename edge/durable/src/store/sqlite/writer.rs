@@ -85,12 +85,15 @@ impl Tx<'_> {
         args: Args,
     ) -> Result<Result<Option<SqliteRow>, (Refusal, sqlx::Error)>, Fail> {
         let query = sqlx::query_with(sql, args.finish()?);
-        match self.conn.fetch_optional(query).await {
-            Ok(row) => Ok(Ok(row)),
-            Err(error) => match fail::refusal(&error) {
-                Some(refusal) => Ok(Err((refusal, error))),
-                None => Err(Fail::Lost(error)),
-            },
+        let error = match self.conn.fetch_optional(query).await {
+            Ok(row) => return Ok(Ok(row)),
+            Err(error) => error,
+        };
+        match fail::refusal(&error) {
+            Some(refusal) if refusal.is_ours() => Ok(Err((refusal, error))),
+            // A constraint undoes its statement, but one that somebody else has put there may undo the transaction.
+            Some(refusal) if !is_outside(self.conn).await => Ok(Err((refusal, error))),
+            Some(_) | None => Err(Fail::Lost(error)),
         }
     }
 
