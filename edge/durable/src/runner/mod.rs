@@ -555,6 +555,7 @@ where
             Err(error) => Err(error),
         };
         if let Err(error) = ran {
+            let error = doubted(&self.inner.store, &segment.head, error).await;
             if let RunError::Corrupt(why) = &error {
                 let _ = self.inner.store.quarantine(&segment.head.id, why).await;
             }
@@ -624,6 +625,20 @@ where
             waiting: head.waiting,
             budgets: head.budgets,
         })
+    }
+}
+
+/// A head and its journal are two looks. What is corrupt between them may have been written by whoever took the run over since:
+/// a worker that was stalled must not set a healthy run aside. Corrupt is what is so while the run stands where it stood.
+pub(crate) async fn doubted(store: &Arc<dyn Store>, head: &RunHead, error: RunError) -> RunError {
+    if !matches!(error, RunError::Corrupt(_)) {
+        return error;
+    }
+    match store.load(&head.id).await {
+        Ok(found) if found.head.revision == head.revision => error,
+        Ok(_) => RunError::LeaseLost,
+        Err(crate::store::StoreError::Corrupt { .. }) => error,
+        Err(other) => other.into(),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::runner::drive::{Ending, Why};
 use crate::runner::ending;
 use crate::runner::keeper::Held;
 use crate::runner::ledger::{Holding, Ledger};
-use crate::runner::{Inner, RunError};
+use crate::runner::{Inner, RunError, doubted};
 use crate::store::{Acquired, Authority, StoreError};
 use crate::time::Timestamp;
 
@@ -93,6 +93,7 @@ where
         let journal = match opened.await {
             Ok(journal) => journal,
             Err(error) => {
+                let error = doubted(&inner.store, &loaded.head, error).await;
                 if let RunError::Corrupt(why) = &error {
                     let _ = inner.store.quarantine(&lease.run, why).await;
                 }
