@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::failure::{Failure, FailureKind};
 use crate::graph::{Deadline, NodeError};
-use crate::ids::{ActivityId, CorrelationId, InvalidId, Key, NodeName, RunId};
+use crate::ids::{ActivityId, CorrelationId, InvalidId, Key, NodeName, RunId, check_text};
 use crate::machine::activity::{Request, Settlement};
 use crate::machine::wait::WaitSpec;
 use crate::payload::Payload;
@@ -32,6 +32,7 @@ pub struct Ctx {
     pub(crate) held: Arc<Held>,
     pub(crate) bindings: Arc<Bindings>,
     pub(crate) metadata: Arc<std::collections::BTreeMap<String, String>>,
+    pub(crate) traceparent: Option<Arc<str>>,
 }
 
 impl Ctx {
@@ -64,6 +65,11 @@ impl Ctx {
 
     pub fn metadata(&self) -> &std::collections::BTreeMap<String, String> {
         &self.metadata
+    }
+
+    /// The W3C trace context that the run was started with (D242).
+    pub fn traceparent(&self) -> Option<&str> {
+        self.traceparent.as_deref()
     }
 
     /// Something of the process, put there by `Options::bindings`.
@@ -112,9 +118,11 @@ impl Ctx {
     /// again.
     ///
     /// # Errors
-    /// A failure when `data` is not JSON or the name is the engine's own.
+    /// A failure when `data` is not JSON or too large, and when the name is no name or the engine's own.
     pub fn emit(&self, name: impl Into<Cow<'static, str>>, data: &impl Serialize) -> Result<(), Failure> {
         let name = name.into();
+        check_text("event", &name)
+            .map_err(|e| Failure::new(FailureKind::InvalidInput, e.to_string()).code("invalid_encoding"))?;
         if crate::record::EventName::parse(&name).is_some() {
             return Err(Failure::new(
                 FailureKind::Configuration,
@@ -123,9 +131,19 @@ impl Ctx {
         }
         let data =
             serde_json::to_vec(data).map_err(|e| Failure::new(FailureKind::InvalidInput, e.to_string()))?;
+        within_limit("the event", data.len(), self.ledger.entry.max_payload)?;
         self.ledger.emit(name, Bytes::from(data));
         Ok(())
     }
+}
+
+/// A refusal of what is larger than the host allows (D262).
+pub(crate) fn within_limit(what: &str, bytes: usize, limit: u64) -> Result<(), Failure> {
+    if bytes as u64 <= limit {
+        return Ok(());
+    }
+    let why = format!("{what} is {bytes} bytes, at most {limit} are allowed");
+    Err(Failure::new(FailureKind::InvalidInput, why).code("payload_too_large"))
 }
 
 /// What is passed to the function that carries a call out.
@@ -493,6 +511,7 @@ impl Gate {
             |e: InvalidId| Failure::new(FailureKind::InvalidInput, e.to_string()).code("invalid_encoding");
         let entry = &self.ctx.ledger.entry;
         let key = Key::new(&self.key).map_err(invalid)?;
+        within_limit("the subject", self.subject.len(), entry.max_payload)?;
         let correlation = match &self.correlation {
             Some(id) => CorrelationId::new(id).map_err(invalid)?,
             None => {

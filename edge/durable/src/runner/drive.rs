@@ -66,6 +66,7 @@ where
             held: Arc::clone(&self.held),
             bindings: Arc::clone(&self.inner.bindings),
             metadata: Arc::new(self.head.metadata.clone()),
+            traceparent: self.head.traceparent.as_deref().map(Arc::from),
         };
         // The call itself may panic too, not only the future it makes.
         let code = Arc::clone(&entry.node);

@@ -19,6 +19,7 @@ use crate::record::{
     ActivityRecord, ActivityState, Budget, Continuation, Effect, Exhausted, WaitRecord, WaitStatus,
     WaitingKind, WaitingOn,
 };
+use crate::runner::ctx::within_limit;
 use crate::time::Timestamp;
 
 /// The fixed facts of one entry into a node.
@@ -271,16 +272,9 @@ impl Ledger {
             },
             Admission::Dispatch { .. } if inner.stopping => Begin::Never,
             Admission::Dispatch { recovery } => {
-                let bytes = request.input.bytes().len() as u64;
-                if bytes > self.entry.max_payload {
-                    let failure = Failure::new(
-                        FailureKind::InvalidInput,
-                        format!(
-                            "the input is {bytes} bytes, at most {} are allowed",
-                            self.entry.max_payload
-                        ),
-                    );
-                    return Begin::Failed(failure.code("payload_too_large"), None);
+                let bytes = request.input.bytes().len();
+                if let Err(failure) = within_limit("the input", bytes, self.entry.max_payload) {
+                    return Begin::Failed(failure, None);
                 }
                 let effect = request.effect;
                 let asked = Asked {

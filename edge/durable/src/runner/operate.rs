@@ -24,7 +24,7 @@ use crate::runner::ending::{cut_short, end, outcome_of, park};
 use crate::runner::keeper::{Held, Keeper};
 use crate::runner::ledger::{Entry, Holding, Ledger};
 use crate::runner::step::enter;
-use crate::runner::{Limits, RunError, Runner};
+use crate::runner::{Limits, RunError, Runner, doubted};
 use crate::store::{Acquired, Authority, LeaseRequest, Loaded, Post, Store, StoreError};
 use crate::token::ResumeToken;
 
@@ -147,6 +147,13 @@ impl Operator {
 
     /// The journal of a held run, verified, as a ledger.
     async fn ledger(&self, loaded: &Loaded, incarnation: u64) -> Result<Ledger, RunError> {
+        match self.open_ledger(loaded, incarnation).await {
+            Err(error) => Err(doubted(&self.store, &loaded.head, error).await),
+            opened => opened,
+        }
+    }
+
+    async fn open_ledger(&self, loaded: &Loaded, incarnation: u64) -> Result<Ledger, RunError> {
         let head = &loaded.head;
         let journal = self.store.journal(&head.id, head.activation).await?;
         let corrupt = RunError::Corrupt;
@@ -562,13 +569,6 @@ impl Operator {
         by: Option<&str>,
     ) -> Result<Resolved, RunError> {
         let loaded = self.store.load(&token.run).await?;
-        let Some(mut record) = self.store.wait(&token.run, id).await? else {
-            return Err(RunError::WaitNotFound);
-        };
-        let earlier = self
-            .store
-            .decision(&token.run, &Scope::Wait(id.clone()), decision)
-            .await?;
         let cancellation = Cancellation {
             id: decision.clone(),
             reason: reason.to_owned(),
@@ -576,60 +576,94 @@ impl Operator {
             by: by.map(str::to_owned),
             revision: loaded.head.revision,
         };
-        let recorded =
-            match wait::cancel(&mut record, &cancellation, earlier.as_ref(), loaded.now).map_err(refused)? {
-                wait::Cancelled::Replayed => {
-                    let token = ResumeToken {
-                        run: token.run.clone(),
-                        revision: loaded.head.revision,
-                    };
-                    return Ok(Resolved {
-                        replayed: true,
-                        status: loaded.head.status,
-                        token,
-                    });
-                }
-                wait::Cancelled::Recorded { decision } => decision,
-            };
+        let replayed = |loaded: &Loaded| Resolved {
+            replayed: true,
+            status: loaded.head.status,
+            token: ResumeToken {
+                run: token.run.clone(),
+                revision: loaded.head.revision,
+            },
+        };
+        if self.cancelled_wait(&loaded, id, &cancellation).await?.is_none() {
+            return Ok(replayed(&loaded));
+        }
         self.fresh(token, &loaded)?;
         let (acquired, held) = self.acquire(&token.run).await?;
-        let done = async {
-            let loaded = &acquired.loaded;
-            self.fresh(token, loaded)?;
-            let ledger = self.ledger(loaded, acquired.lease.incarnation).await?;
-            ledger.put_wait(record);
-            let mut draft = Draft::new(&loaded.head, &loaded.state, loaded.now);
-            draft.decisions.push(recorded);
-            let Some(mut outcome) = cut_short(&mut draft, &ledger, None, loaded.now, loaded.now) else {
-                let waiting = draft.head.waiting.unwrap_or_else(nothing);
-                return Err(RunError::Ambiguous(Box::new(waiting)));
-            };
-            outcome.reason = Reason::WaitCancelled;
-            outcome.cancel = Some(OutcomeCancel {
-                by: by.map(str::to_owned),
-                reason: reason.to_owned(),
-            });
-            end(&self.store, &mut draft, outcome).await?;
-            let revision = draft
-                .head
-                .revision
-                .next()
-                .map_err(|_| RunError::from(StoreError::RevisionsExhausted))?;
-            let status = self.write(draft, &held, loaded.inbox.signal).await?;
-            Ok(Resolved {
-                replayed: false,
-                status,
-                token: ResumeToken {
-                    run: token.run.clone(),
-                    revision,
-                },
-            })
-        };
-        let done = done.await;
+        let done = self
+            .cancel_wait_held(token, id, &cancellation, &acquired, &held)
+            .await;
         if done.is_err() {
             self.release(&held).await;
+            // A twin may have been first.
+            let loaded = self.store.load(&token.run).await?;
+            if let Ok(None) = self.cancelled_wait(&loaded, id, &cancellation).await {
+                return Ok(replayed(&loaded));
+            }
         }
         done
+    }
+
+    async fn cancel_wait_held(
+        &self,
+        token: &ResumeToken,
+        id: &WaitId,
+        cancellation: &Cancellation,
+        acquired: &Acquired,
+        held: &Held,
+    ) -> Result<Resolved, RunError> {
+        let loaded = &acquired.loaded;
+        self.fresh(token, loaded)?;
+        let ledger = self.ledger(loaded, acquired.lease.incarnation).await?;
+        // Looked at again under the lease: a delivery moves no revision, and the winner stays the winner.
+        let Some((record, decision)) = self.cancelled_wait(loaded, id, cancellation).await? else {
+            return Err(RunError::Busy);
+        };
+        ledger.put_wait(record);
+        let mut draft = Draft::new(&loaded.head, &loaded.state, loaded.now);
+        draft.decisions.push(decision);
+        let Some(mut outcome) = cut_short(&mut draft, &ledger, None, loaded.now, loaded.now) else {
+            let waiting = draft.head.waiting.unwrap_or_else(nothing);
+            return Err(RunError::Ambiguous(Box::new(waiting)));
+        };
+        outcome.reason = Reason::WaitCancelled;
+        outcome.cancel = Some(OutcomeCancel {
+            by: cancellation.by.clone(),
+            reason: cancellation.reason.clone(),
+        });
+        end(&self.store, &mut draft, outcome).await?;
+        let revision = draft
+            .head
+            .revision
+            .next()
+            .map_err(|_| RunError::from(StoreError::RevisionsExhausted))?;
+        let status = self.write(draft, held, loaded.inbox.signal).await?;
+        Ok(Resolved {
+            replayed: false,
+            status,
+            token: ResumeToken {
+                run: token.run.clone(),
+                revision,
+            },
+        })
+    }
+
+    /// The wait as this cancellation leaves it, with its decision; `None` when it was taken before.
+    async fn cancelled_wait(
+        &self,
+        loaded: &Loaded,
+        id: &WaitId,
+        cancellation: &Cancellation,
+    ) -> Result<Option<(WaitRecord, DecisionRecord)>, RunError> {
+        let run = &loaded.head.id;
+        let Some(mut record) = self.store.wait(run, id).await? else {
+            return Err(RunError::WaitNotFound);
+        };
+        let scope = Scope::Wait(id.clone());
+        let earlier = self.store.decision(run, &scope, &cancellation.id).await?;
+        match wait::cancel(&mut record, cancellation, earlier.as_ref(), loaded.now).map_err(refused)? {
+            wait::Cancelled::Replayed => Ok(None),
+            wait::Cancelled::Recorded { decision } => Ok(Some((record, decision))),
+        }
     }
 
     /// A delivery that changes no head: to a gate, or one that loses.
@@ -899,11 +933,15 @@ where
                     let Continuation::Nodes { .. } = &record.continuation else {
                         return true;
                     };
+                    // Labels before callbacks (D166): another definition's wait is not judged by this one's matcher.
                     let route = inner
                         .graph
                         .nodes
                         .get(&record.node)
-                        .and_then(|node| node.wait.as_ref());
+                        .and_then(|node| node.wait.as_ref())
+                        .filter(|route| {
+                            route.labels == record.labels && inner.mismatch(&loaded.head).is_none()
+                        });
                     let typed = inner.graph.decode(&loaded.state);
                     match (route, typed) {
                         (Some(route), Ok(typed)) => (route.matcher)(&typed, &delivery.payload),

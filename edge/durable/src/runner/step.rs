@@ -16,6 +16,7 @@ use crate::record::{
     Continuation, EventName, Exhausted, Outcome, OutcomeError, Reason, RunHead, Status, StepRecord,
     StepStatus, WaitRecord, WaitingKind, WaitingOn,
 };
+use crate::runner::ctx::within_limit;
 use crate::runner::draft::{Draft, Halt};
 use crate::runner::ledger::Holding;
 use crate::runner::segment::{Segment, Turn};
@@ -209,6 +210,8 @@ where
             let why = format!("node {name} waits without a wait route");
             return Err(invalid(why).code("wait_route_missing"));
         };
+        let bytes = wait.subject.bytes().len();
+        within_limit("the subject", bytes, self.inner.limits.max_payload)?;
         let spec = wait::WaitSpec {
             key: wait.key,
             correlation: wait.correlation,
@@ -255,17 +258,7 @@ where
             })?;
         }
         let state = graph.encode(&typed).map_err(internal)?;
-        let bytes = state.bytes().len() as u64;
-        if bytes > self.inner.limits.max_state {
-            let failure = Failure::new(
-                FailureKind::InvalidInput,
-                format!(
-                    "the state is {bytes} bytes, at most {} are allowed",
-                    self.inner.limits.max_state
-                ),
-            );
-            return Err(NodeError::Failed(failure.code("payload_too_large")));
-        }
+        within_limit("the state", state.bytes().len(), self.inner.limits.max_state)?;
         // An unchanged state need not travel again.
         let state = if state == self.state {
             self.state.clone()
