@@ -78,7 +78,13 @@ where
         let mut stop = self.stop.clone();
         let ending = loop {
             let event = {
-                let mut news = pin!(held.interrupted(self.signal));
+                let deaf_until = self.deaf_until;
+                let mut news = pin!(async {
+                    if let Some(until) = deaf_until {
+                        tokio::time::sleep_until(until).await;
+                    }
+                    held.interrupted(self.signal).await;
+                });
                 let deadline_in = self.head.deadline.map(|at| at.since(held.now()));
                 let mut deadline = pin!(async {
                     match deadline_in {
@@ -149,6 +155,9 @@ where
                     let Some(flown) = flying.take() else { continue };
                     let committed = answer?;
                     self.landed(flown.commit, committed.revision);
+                    // What came in meanwhile is heard before anything leaves.
+                    self.hear().await?;
+                    self.heed(&mut why);
                     self.let_go(flown.confirms, why.map(|(why, _)| why));
                 }
                 Event::Deadline => {
@@ -164,18 +173,15 @@ where
                         return Err(Halt::LeaseLost);
                     }
                     // A commit under way would look like another's.
+                    let mut confirms = Vec::new();
                     if let Some(flown) = flying.take() {
                         let committed = flown.answer.await?;
                         self.landed(flown.commit, committed.revision);
-                        self.let_go(flown.confirms, why.map(|(why, _)| why));
+                        confirms = flown.confirms;
                     }
-                    if held.has_news(self.signal) {
-                        self.read_inbox().await?;
-                    }
-                    if self.cancel.is_some() && why.is_none() {
-                        ledger.stop();
-                        why = Some((Why::Cancel, Instant::now() + self.inner.cancel_grace));
-                    }
+                    self.hear().await?;
+                    self.heed(&mut why);
+                    self.let_go(confirms, why.map(|(why, _)| why));
                 }
             }
         };
@@ -190,6 +196,14 @@ where
             (Some((why, _)), _) => Ending::Interrupted(why),
             (None, ending) => ending,
         })
+    }
+
+    /// A request to cancel stops what is under way, unless something else did before.
+    fn heed(&self, why: &mut Option<(Why, Instant)>) {
+        if self.cancel.is_some() && why.is_none() {
+            self.ledger.stop();
+            *why = Some((Why::Cancel, Instant::now() + self.inner.cancel_grace));
+        }
     }
 
     /// The intents of these calls are stored: they may leave, unless the run is being ended.

@@ -170,6 +170,11 @@ impl Held {
         self.state.poked.swap(false, Ordering::AcqRel) || self.state.signal.load(Ordering::Acquire) > seen
     }
 
+    /// There is still something to look at.
+    pub(crate) fn poke(&self) {
+        self.state.poked.store(true, Ordering::Release);
+    }
+
     /// Returns when the lease is lost or the inbox may have changed since `seen`.
     pub(crate) async fn interrupted(&self, seen: u64) {
         loop {

@@ -2,10 +2,12 @@
 //! is the resume pipeline of seed 003.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use crate::envelope;
 use crate::failure::{Failure, FailureKind};
@@ -23,6 +25,9 @@ use crate::runner::{Inner, RunError, doubted};
 use crate::store::{Acquired, Authority, StoreError};
 use crate::time::Timestamp;
 
+/// How long a store that could not be read is left alone.
+const DEAF: Duration = Duration::from_millis(100);
+
 pub(crate) struct Segment<S, E> {
     pub(crate) inner: Arc<Inner<S, E>>,
     pub(crate) held: Arc<Held>,
@@ -37,6 +42,8 @@ pub(crate) struct Segment<S, E> {
     pub(crate) entered_at: Timestamp,
     /// What was open when the node was last sent back to it: its activation and attempt, and each call's attempts.
     sent_back: Option<(u64, u32, Vec<(ActivityId, usize)>)>,
+    /// The inbox could not be read: not before then again.
+    pub(crate) deaf_until: Option<Instant>,
     pub(crate) published: Option<tokio::sync::watch::Sender<u64>>,
     pub(crate) stop: tokio::sync::watch::Receiver<bool>,
 }
@@ -123,6 +130,7 @@ where
             steps: 0,
             entered_at: now,
             sent_back: None,
+            deaf_until: None,
             published,
             stop,
         })
@@ -177,6 +185,23 @@ where
         self.state.mark_stored();
         if let Some(published) = &self.published {
             published.send_replace(self.head.event_seq);
+        }
+    }
+
+    /// Reads the inbox when there is news. A store that is away for a moment is asked again later: what is under way is not
+    /// cut off for that.
+    pub(crate) async fn hear(&mut self) -> Result<(), Halt> {
+        if self.deaf_until.is_some_and(|until| Instant::now() < until) || !self.held.has_news(self.signal) {
+            return Ok(());
+        }
+        self.deaf_until = None;
+        match self.read_inbox().await {
+            Err(Halt::Store(StoreError::Unavailable { .. })) => {
+                self.held.poke();
+                self.deaf_until = Some(Instant::now() + DEAF);
+                Ok(())
+            }
+            heard => heard,
         }
     }
 
@@ -258,6 +283,7 @@ where
     }
 
     async fn turn(&mut self) -> Result<Turn, Halt> {
+        self.hear().await?;
         if self.cancel.is_some() {
             return self.interrupt(Why::Cancel).await;
         }
