@@ -1,0 +1,735 @@
+//! Waits of the graph: armed with the state they follow, won by whoever commits first, every other word recorded, cancelled with
+//! the run (section K, durable-api §8 "Waits").
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use iop_durable::graph::{Await, Deadline, Directive, Graph, GraphBuilder};
+use iop_durable::machine::wait::Verdict;
+use iop_durable::payload::Payload;
+use iop_durable::record::{
+    DeadlinePolicy, Reason, Scope, Status, StepStatus, WaitLabels, WaitStatus, WaitingKind,
+};
+use iop_durable::runner::{Ctx, Resume, ResumePlan, RunError, Start};
+use iop_durable::store::Store;
+use support::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn labels(matcher: &str) -> WaitLabels {
+    WaitLabels {
+        matcher: matcher.to_owned(),
+        payload: "text".to_owned(),
+        continuation: "v1".to_owned(),
+    }
+}
+
+#[derive(Clone, Default)]
+struct Asked {
+    matcher: Arc<AtomicU32>,
+    transition: Arc<AtomicU32>,
+}
+
+impl Asked {
+    fn counts(&self) -> (u32, u32) {
+        (
+            self.matcher.load(Ordering::SeqCst),
+            self.transition.load(Ordering::SeqCst),
+        )
+    }
+}
+
+fn spec(kind: WaitingKind, policy: DeadlinePolicy) -> Await {
+    Await {
+        key: key("w"),
+        correlation: correlation("order 7"),
+        kind,
+        subject: Payload::new("which?"),
+        deadline: Some(Deadline::In(HOUR)),
+        deadline_policy: policy,
+    }
+}
+
+/// Waits for a payload that begins with `yes`; `error` is one the transition refuses.
+fn waiting(
+    builder: GraphBuilder<Trail>,
+    kind: WaitingKind,
+    policy: DeadlinePolicy,
+    asked: &Asked,
+    log: &Log,
+) -> Arc<Graph<Trail>> {
+    let (log, matcher, transition, done) = (
+        log.clone(),
+        asked.matcher.clone(),
+        asked.transition.clone(),
+        log.clone(),
+    );
+    let graph = builder
+        .node("ask", move |_: Ctx, trail: Trail| {
+            log.add("ask");
+            let wait = Directive::wait(spec(kind, policy)).result("asked");
+            async move { Ok((pushed(trail, "asked"), wait)) }
+        })
+        .node("event", move |_: Ctx, trail: Trail| {
+            done.add("event");
+            async move { Ok((pushed(trail, "event"), Directive::end())) }
+        })
+        .node("timeout", |_: Ctx, trail: Trail| async move {
+            Ok((pushed(trail, "timeout"), Directive::end()))
+        })
+        .wait_route(
+            "ask",
+            labels("begins with yes"),
+            "event",
+            "timeout",
+            move |trail: &Trail, payload| {
+                matcher.fetch_add(1, Ordering::SeqCst);
+                assert_eq!(trail, &["asked"], "the committed state");
+                payload.bytes().starts_with(b"yes") || payload.bytes().starts_with(b"error")
+            },
+            move |trail: Trail, payload: &Payload| {
+                transition.fetch_add(1, Ordering::SeqCst);
+                if payload.bytes().starts_with(b"error") {
+                    return Err("not that".to_owned());
+                }
+                Ok(pushed(trail, text(payload.bytes())))
+            },
+        )
+        .terminal("event")
+        .terminal("timeout")
+        .compile()
+        .unwrap();
+    Arc::new(graph)
+}
+
+fn plain(asked: &Asked, log: &Log) -> Arc<Graph<Trail>> {
+    waiting(
+        graph("waiting"),
+        WaitingKind::Event,
+        DeadlinePolicy::FirstCommitted,
+        asked,
+        log,
+    )
+}
+
+#[tokio::test]
+async fn the_wait_and_the_state_it_follows_are_one_commit() {
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let graph = plain(&asked, &log);
+    let runner = room.runner(&graph);
+    let before = room.memory.now().await.unwrap();
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    assert_eq!(parked.status, Status::Waiting);
+    assert_eq!(waits_for(&parked), [(WaitingKind::Event, "w".to_owned())]);
+    assert_eq!(room.spy.count(Op::Commit), 1);
+    let commit = room.spy.commits().remove(0);
+    assert_eq!(
+        (commit.waits.len(), commit.steps.len(), commit.release),
+        (1, 1, true)
+    );
+    assert_eq!(parked.state, ["asked"]);
+    let wait = room.wait(&parked.run, "w").await;
+    assert_eq!((wait.status, wait.generation), (WaitStatus::Armed, 1));
+    assert_eq!(wait.labels, labels("begins with yes"));
+    assert_eq!(text(wait.subject.bytes()), "which?");
+    let late = wait.deadline.unwrap().since(before.plus(HOUR));
+    assert!(
+        late < Duration::from_secs(1),
+        "absolute from the moment it is armed"
+    );
+    assert_eq!(parked.waiting.as_ref().unwrap().due_at, wait.deadline);
+    let steps = room.steps(&parked.run).await;
+    assert_eq!(
+        (steps[0].status, steps[0].result.as_deref()),
+        (StepStatus::Done, Some("asked"))
+    );
+    room.sound(&parked.run).await;
+    // Asked again, nothing is done again (D163).
+    for _ in 0..3 {
+        let token = room.token(&parked.run).await;
+        refused(
+            room.runner(&graph).resume(&token, Resume::new()).await,
+            "run_waiting",
+        );
+        let now = room.memory.now().await.unwrap();
+        room.memory
+            .tamper(&parked.run, iop_durable::testing::Tamper::DueAt(Some(now)));
+        let same = room.work(&room.runner(&graph)).await.unwrap().unwrap();
+        assert_eq!(same.waiting, parked.waiting);
+        assert_eq!(room.wait(&parked.run, "w").await, wait);
+    }
+    assert_eq!((log.all(), asked.counts()), (vec!["ask".to_owned()], (0, 0)));
+    room.sound(&parked.run).await;
+}
+
+#[tokio::test]
+async fn a_delivery_decides_transforms_and_selects_in_one_commit_and_runs_nothing() {
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let graph = plain(&asked, &log);
+    let runner = room.runner(&graph);
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "w").await;
+    let run = &parked.run;
+    // Labels first, then the callbacks.
+    let mut wrong = delivery("d", &wait, "yes please");
+    wrong.labels = Some(labels("another matcher"));
+    refused(runner.deliver(run, &wait.id, &wrong).await, "delivery_conflict");
+    assert_eq!(asked.counts(), (0, 0));
+    // Not the one: recorded, and still armed.
+    let no = runner
+        .deliver(run, &wait.id, &delivery("d1", &wait, "no"))
+        .await
+        .unwrap();
+    assert_eq!((no.verdict, asked.counts()), (Verdict::Unmatched, (1, 0)));
+    assert!(room.work(&runner).await.is_none(), "nobody is woken");
+    let again = runner
+        .deliver(run, &wait.id, &delivery("d1", &wait, "no"))
+        .await
+        .unwrap();
+    assert!(again.replayed);
+    assert_eq!(asked.counts(), (1, 0), "a replay asks nobody");
+    // The transition says no: nothing is recorded, the id is free.
+    let before = room.load(run).await;
+    let error = refused(
+        runner
+            .deliver(run, &wait.id, &delivery("d2", &wait, "error"))
+            .await,
+        "invalid_request",
+    );
+    assert!(matches!(error, RunError::InvalidRequest { field: "payload", .. }));
+    assert_eq!(room.load(run).await.head, before.head);
+    assert_eq!(
+        room.memory
+            .decisions(run, &Scope::Wait(wait.id.clone()))
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
+    room.spy.reset();
+    let mut good = delivery("d2", &wait, "yes please");
+    good.labels = Some(wait.labels.clone());
+    let won = runner.deliver(run, &wait.id, &good).await.unwrap();
+    assert_eq!((won.verdict, won.replayed), (Verdict::Accepted, false));
+    assert_eq!(won.token, room.token(run).await);
+    assert_eq!(room.spy.count(Op::Commit), 1);
+    let commit = room.spy.commits().remove(0);
+    assert_eq!((commit.waits.len(), commit.decisions.len()), (1, 1));
+    let head = room.load(run).await.head;
+    assert_eq!(
+        (head.status, head.cursor.unwrap().as_str().to_owned()),
+        (Status::Queued, "event".to_owned())
+    );
+    assert_eq!(log.all(), ["ask"], "no node ran");
+    room.sound(run).await;
+    for _ in 0..5 {
+        let again = runner.deliver(run, &wait.id, &good).await.unwrap();
+        assert_eq!((again.verdict, again.replayed), (Verdict::Accepted, true));
+    }
+    refused(
+        runner
+            .deliver(run, &wait.id, &delivery("d2", &wait, "yes but"))
+            .await,
+        "delivery_conflict",
+    );
+    let loser = runner
+        .deliver(run, &wait.id, &delivery("d3", &wait, "yes too"))
+        .await
+        .unwrap();
+    assert_eq!(loser.verdict, Verdict::Superseded);
+    let done = room.work(&runner).await.unwrap().unwrap();
+    assert_eq!(
+        (done.status, done.state.join(", ")),
+        (Status::Succeeded, "asked, yes please, event".to_owned())
+    );
+    assert_eq!(log.all(), ["ask", "event"]);
+    assert_eq!(
+        room.names(run).await,
+        [
+            "run.created",
+            "run.started",
+            "run.step.started",
+            "run.step.completed",
+            "run.waiting",
+            "run.resumed",
+            "run.step.started",
+            "run.step.completed",
+            "run.succeeded"
+        ]
+    );
+    room.sound(run).await;
+}
+
+#[tokio::test]
+async fn a_wait_of_another_definition_is_not_judged_by_this_one() {
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let parked = room
+        .runner(&plain(&asked, &log))
+        .start(Start::new(Trail::new()))
+        .await
+        .unwrap();
+    let wait = room.wait(&parked.run, "w").await;
+    let other = Asked::default();
+    let graph = waiting(
+        GraphBuilder::new("waiting", 2),
+        WaitingKind::Event,
+        DeadlinePolicy::FirstCommitted,
+        &other,
+        &log,
+    );
+    let runner = room.runner(&graph);
+    for word in ["yes", "no"] {
+        refused(
+            runner
+                .deliver(&parked.run, &wait.id, &delivery("d", &wait, word))
+                .await,
+            "definition_changed",
+        );
+    }
+    assert_eq!(other.counts(), (0, 0));
+    assert_eq!(room.wait(&parked.run, "w").await, wait);
+    // The operators, which know no graph, leave it to those who do.
+    let aside = room.aside();
+    refused(
+        aside
+            .deliver_to_gate(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
+            .await,
+        "wait_not_found",
+    );
+}
+
+#[tokio::test]
+async fn the_timer_is_let_in_at_its_time_and_not_before() {
+    for policy in [DeadlinePolicy::FirstCommitted, DeadlinePolicy::Hard] {
+        let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+        let graph = waiting(graph("timer"), WaitingKind::Event, policy, &asked, &log);
+        let runner = room.runner(&graph);
+        let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+        let wait = room.wait(&parked.run, "w").await;
+        room.clock.advance(HOUR - Duration::from_secs(1));
+        let due = room
+            .memory
+            .due(room.memory.now().await.unwrap(), None, 10)
+            .await
+            .unwrap();
+        assert_eq!((due.len(), room.work(&runner).await.is_none()), (0, true));
+        room.clock.advance(Duration::from_secs(2));
+        // Found by discovery, which accepts nothing.
+        for _ in 0..2 {
+            let due = room
+                .memory
+                .due(room.memory.now().await.unwrap(), None, 10)
+                .await
+                .unwrap();
+            assert_eq!(due.len(), 1);
+        }
+        assert_eq!(room.wait(&parked.run, "w").await, wait);
+        let late = runner
+            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
+            .await;
+        let expected = match policy {
+            DeadlinePolicy::FirstCommitted => {
+                assert_eq!(late.unwrap().verdict, Verdict::Accepted);
+                "asked, yes, event"
+            }
+            DeadlinePolicy::Hard => {
+                refused(late, "delivery_conflict");
+                "asked, timeout"
+            }
+        };
+        let done = room.work(&runner).await.unwrap().unwrap();
+        assert_eq!(
+            (done.status, done.state.join(", ").as_str()),
+            (Status::Succeeded, expected)
+        );
+        room.sound(&parked.run).await;
+        assert!(room.work(&runner).await.is_none());
+    }
+    // The timer first: the event loses, and is told so.
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let runner = room.runner(&plain(&asked, &log));
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "w").await;
+    room.clock.advance(HOUR + Duration::from_secs(1));
+    let done = room.work(&runner).await.unwrap().unwrap();
+    assert_eq!(done.state, ["asked", "timeout"]);
+    assert_eq!(room.wait(&parked.run, "w").await.status, WaitStatus::TimedOut);
+    let late = runner
+        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
+        .await
+        .unwrap();
+    assert_eq!((late.verdict, asked.counts()), (Verdict::Superseded, (0, 0)));
+    room.sound(&parked.run).await;
+}
+
+#[tokio::test]
+async fn timer_and_event_race_for_one_winner() {
+    for round in 0..100 {
+        let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+        let graph = plain(&asked, &log);
+        let runner = room.runner(&graph);
+        let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+        let wait = room.wait(&parked.run, "w").await;
+        room.clock.advance(HOUR + Duration::from_secs(1));
+        let (delivering, run) = (runner.clone(), parked.run.clone());
+        let sender = background(async move {
+            for _ in 0..round % 7 {
+                tokio::task::yield_now().await;
+            }
+            delivering
+                .deliver(&run, &wait.id, &delivery("d", &wait, "yes"))
+                .await
+                .unwrap()
+                .verdict
+        });
+        let first = room.work(&runner).await;
+        let verdict = done(sender).await;
+        let last = match first {
+            Some(Ok(result)) if result.status == Status::Succeeded => result,
+            _ => room.drain(&runner).await.unwrap(),
+        };
+        assert_eq!(last.status, Status::Succeeded);
+        let won = last.state.contains(&"event".to_owned());
+        assert_eq!(verdict == Verdict::Accepted, won, "{verdict} {:?}", last.state);
+        room.sound(&parked.run).await;
+    }
+}
+
+#[tokio::test]
+async fn a_wait_is_cancelled_with_its_run() {
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let runner = room.runner(&plain(&asked, &log));
+    let operator = runner.operator();
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let (run, wait) = (&parked.run, room.wait(&parked.run, "w").await);
+    let cancel = decision("c");
+    let stale = iop_durable::token::ResumeToken {
+        run: run.clone(),
+        revision: iop_durable::ids::Revision::FIRST,
+    };
+    refused(
+        operator
+            .cancel_wait(&stale, &wait.id, &cancel, "why", "proof", None)
+            .await,
+        "stale_token",
+    );
+    let other = wait_id(run, "ask", 1, "other");
+    refused(
+        operator
+            .cancel_wait(&parked.token, &other, &cancel, "why", "proof", None)
+            .await,
+        "wait_not_found",
+    );
+    let cancelled = operator
+        .cancel_wait(&parked.token, &wait.id, &cancel, "why", "proof", Some("ann"))
+        .await
+        .unwrap();
+    assert_eq!((cancelled.status, cancelled.replayed), (Status::Cancelled, false));
+    assert_eq!(cancelled.token, room.token(run).await);
+    let result = runner.result(run).await.unwrap();
+    assert_eq!(
+        (result.reason(), &result.state),
+        (Some(Reason::WaitCancelled), &parked.state)
+    );
+    let by = result.outcome.unwrap().cancel.unwrap();
+    assert_eq!((by.by.as_deref(), by.reason.as_str()), (Some("ann"), "why"));
+    assert_eq!(room.wait(run, "w").await.status, WaitStatus::Cancelled);
+    assert_eq!(
+        room.steps(run).await.len(),
+        1,
+        "the step that asked was over before"
+    );
+    room.sound(run).await;
+    let again = operator
+        .cancel_wait(&parked.token, &wait.id, &cancel, "why", "proof", Some("bob"))
+        .await
+        .unwrap();
+    assert_eq!((again.replayed, again.status), (true, Status::Cancelled));
+    refused(
+        operator
+            .cancel_wait(&parked.token, &wait.id, &cancel, "other", "proof", None)
+            .await,
+        "delivery_conflict",
+    );
+    refused(
+        operator
+            .cancel_wait(&cancelled.token, &wait.id, &decision("c2"), "why", "proof", None)
+            .await,
+        "delivery_conflict",
+    );
+    // Events that come late are recorded, once, and revive nothing.
+    for replayed in [false, true] {
+        let late = runner
+            .deliver(run, &wait.id, &delivery("d", &wait, "yes"))
+            .await
+            .unwrap();
+        assert_eq!((late.verdict, late.replayed), (Verdict::Canceled, replayed));
+    }
+    // Deliveries and cancellations share their ids.
+    refused(
+        runner.deliver(run, &wait.id, &delivery("c", &wait, "yes")).await,
+        "delivery_conflict",
+    );
+    assert!(room.work(&runner).await.is_none());
+    refused(
+        runner.resume(&cancelled.token, Resume::new()).await,
+        "run_terminal",
+    );
+    assert_eq!((log.all(), asked.counts()), (vec!["ask".to_owned()], (0, 0)));
+    room.sound(run).await;
+}
+
+#[tokio::test]
+async fn a_winner_is_never_overwritten_by_a_cancellation() {
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let runner = room.runner(&plain(&asked, &log));
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "w").await;
+    let won = runner
+        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
+        .await
+        .unwrap();
+    refused(
+        runner
+            .operator()
+            .cancel_wait(&won.token, &wait.id, &decision("c"), "why", "proof", None)
+            .await,
+        "delivery_conflict",
+    );
+    // A gate's delivery moves no revision: it may come between reading and holding.
+    let gated = Arc::new(
+        graph("gated")
+            .node("only", |ctx: Ctx, trail: Trail| async move {
+                ctx.gate("g").wait().await?;
+                Ok((pushed(trail, "answered"), Directive::end()))
+            })
+            .terminal("only")
+            .compile()
+            .unwrap(),
+    );
+    let runner = room.runner(&gated);
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "g").await;
+    let (aside, run, gate) = (room.aside(), parked.run.clone(), wait.clone());
+    room.spy.before(Op::Acquire, 0, || async move {
+        let told = aside
+            .deliver_to_gate(&run, &gate.id, &delivery("d", &gate, "yes"))
+            .await
+            .unwrap();
+        assert_eq!(told.verdict, Verdict::Accepted);
+        Ok(())
+    });
+    let late = runner.operator();
+    let late = late
+        .cancel_wait(&parked.token, &wait.id, &decision("c"), "why", "proof", None)
+        .await;
+    refused(late, "delivery_conflict");
+    assert_eq!(room.wait(&parked.run, "g").await.status, WaitStatus::Delivered);
+    let done = room.drain(&runner).await.unwrap();
+    assert_eq!(
+        (done.status, done.state),
+        (Status::Succeeded, vec!["answered".to_owned()])
+    );
+    room.sound(&parked.run).await;
+}
+
+#[tokio::test]
+async fn a_gate_can_be_cancelled_and_its_run_with_it() {
+    let room = Room::new();
+    let graph = Arc::new(
+        graph("gate")
+            .node("only", |ctx: Ctx, trail: Trail| async move {
+                ctx.gate("g").wait().await?;
+                Ok((trail, Directive::end()))
+            })
+            .terminal("only")
+            .compile()
+            .unwrap(),
+    );
+    let runner = room.runner(&graph);
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "g").await;
+    let operator = runner.operator();
+    let cancelled = operator
+        .cancel_wait(&parked.token, &wait.id, &decision("c"), "why", "proof", None)
+        .await
+        .unwrap();
+    assert_eq!(cancelled.status, Status::Cancelled);
+    let steps = room.steps(&parked.run).await;
+    assert_eq!(
+        (steps.len(), steps[0].status),
+        (1, StepStatus::Cancelled),
+        "the step that waited is cancelled"
+    );
+    let late = runner
+        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
+        .await
+        .unwrap();
+    assert_eq!(late.verdict, Verdict::Canceled);
+    room.sound(&parked.run).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
+    let table = [
+        (WaitingKind::Retry, Some(HOUR), "configuration"),
+        (WaitingKind::Timer, None, "configuration"),
+    ];
+    for (kind, deadline, expected) in table {
+        let (room, log) = (Room::new(), Log::new());
+        let calls = log.clone();
+        let graph = Arc::new(
+            graph("bad wait")
+                .node("ask", move |ctx: Ctx, trail: Trail| {
+                    let calls = calls.clone();
+                    async move {
+                        call(&ctx, "c", iop_durable::record::Effect::Unsafe, &calls).await?;
+                        let mut wait = spec(kind, DeadlinePolicy::Hard);
+                        wait.deadline = deadline.map(Deadline::In);
+                        Ok((trail, Directive::wait(wait)))
+                    }
+                })
+                .node("on", |_: Ctx, trail: Trail| async move {
+                    Ok((trail, Directive::end()))
+                })
+                .terminal("on")
+                .wait_route(
+                    "ask",
+                    labels("any"),
+                    "on",
+                    "on",
+                    |_, _| true,
+                    |trail, _| Ok(trail),
+                )
+                .compile()
+                .unwrap(),
+        );
+        let done = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
+        assert_eq!((done.status, code(&done).as_str()), (Status::Failed, expected));
+        assert_eq!(room.activity(&done.run, "c").await.state.as_str(), "completed");
+        room.sound(&done.run).await;
+    }
+    // A node without a route for it.
+    let room = Room::new();
+    let graph = Arc::new(
+        graph("no route")
+            .node("ask", |_: Ctx, trail: Trail| async move {
+                Ok((
+                    trail,
+                    Directive::wait(spec(WaitingKind::Event, DeadlinePolicy::Hard)),
+                ))
+            })
+            .terminal("ask")
+            .compile()
+            .unwrap(),
+    );
+    let done = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
+    assert_eq!(
+        (done.status, code(&done).as_str()),
+        (Status::Failed, "wait_route_missing")
+    );
+}
+
+#[tokio::test]
+async fn a_move_withdraws_the_wait_it_leaves() {
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let runner = room.runner(&plain(&asked, &log));
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "w").await;
+    let moves = Resume::new().target(|_, _| ResumePlan::To("timeout".to_owned()));
+    let done = runner.resume(&parked.token, moves).await.unwrap();
+    assert_eq!(
+        (done.status, done.state),
+        (Status::Succeeded, vec!["asked".to_owned(), "timeout".to_owned()])
+    );
+    assert_eq!(room.wait(&parked.run, "w").await.status, WaitStatus::Cancelled);
+    let late = runner
+        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
+        .await
+        .unwrap();
+    assert_eq!(late.verdict, Verdict::Canceled);
+    room.sound(&parked.run).await;
+}
+
+#[tokio::test]
+async fn a_delivery_before_its_wait_is_told_to_come_again() {
+    let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+    let runner = room.runner(&plain(&asked, &log));
+    let run = run_id("r");
+    runner
+        .accept(Start::new(Trail::new()).run(run.clone()))
+        .await
+        .unwrap();
+    let id = wait_id(&run, "ask", 1, "w");
+    let early = iop_durable::machine::wait::Delivery {
+        id: decision("d"),
+        correlation: correlation("order 7"),
+        generation: None,
+        labels: None,
+        payload: Payload::new("yes"),
+        by: None,
+        revision: iop_durable::ids::Revision::FIRST,
+    };
+    assert_eq!(room.memory.armed(&correlation("order 7"), 10).await.unwrap(), []);
+    let error = runner.deliver(&run, &id, &early).await.unwrap_err();
+    assert_eq!(error.code(), "wait_not_found");
+    room.work(&runner).await.unwrap().unwrap();
+    let armed = room.memory.armed(&correlation("order 7"), 10).await.unwrap();
+    assert_eq!(armed.len(), 1);
+    assert_eq!(armed[0].id, id);
+    assert_eq!(
+        runner.deliver(&run, &id, &early).await.unwrap().verdict,
+        Verdict::Accepted
+    );
+    assert_eq!(room.drain(&runner).await.unwrap().status, Status::Succeeded);
+}
+
+#[tokio::test]
+async fn a_lost_answer_of_a_delivery_is_found_again() {
+    for error in ["unconfirmed", "unavailable"] {
+        for done_before in [true, false] {
+            let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
+            let runner = room.runner(&plain(&asked, &log));
+            let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+            let wait = room.wait(&parked.run, "w").await;
+            let (other, run, w) = (
+                room.runner(&plain(&asked, &log)),
+                parked.run.clone(),
+                wait.clone(),
+            );
+            let store = room.memory.clone();
+            let unconfirmed = error == "unconfirmed";
+            room.spy.before(Op::Commit, 0, move || async move {
+                if done_before {
+                    // The same delivery, by way of the store itself.
+                    let _ = store.load(&run).await;
+                    other
+                        .deliver(&run, &w.id, &delivery("d", &w, "yes"))
+                        .await
+                        .unwrap();
+                }
+                Err(match unconfirmed {
+                    true => iop_durable::store::StoreError::unconfirmed("lost"),
+                    false => iop_durable::store::StoreError::unavailable("away"),
+                })
+            });
+            let told = within(runner.deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))).await;
+            if error == "unavailable" {
+                refused(told, "store_unavailable");
+                let again = runner
+                    .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
+                    .await
+                    .unwrap();
+                assert_eq!((again.verdict, again.replayed), (Verdict::Accepted, done_before));
+            } else {
+                let told = told.unwrap();
+                assert_eq!((told.verdict, told.replayed), (Verdict::Accepted, done_before));
+            }
+            assert_eq!(room.drain(&runner).await.unwrap().status, Status::Succeeded);
+            room.sound(&parked.run).await;
+        }
+    }
+}
