@@ -186,22 +186,24 @@ pub(crate) async fn persist(
                 held.lose();
                 return Err(Halt::LeaseLost);
             }
-            StoreError::Unconfirmed { .. } => match look_up(store, commit).await {
-                Some(Looked::Landed(committed)) => {
-                    held.heard(&committed);
-                    return Ok(committed);
+            // Another revision under a lease: this very commit, whose answer was lost, or a successor's.
+            StoreError::Unconfirmed { .. } | StoreError::Conflict(Conflict::Revision(_)) => {
+                match look_up(store, commit).await {
+                    Some(Looked::Landed(committed)) => {
+                        held.heard(&committed);
+                        return Ok(committed);
+                    }
+                    Some(Looked::Absent) => {}
+                    Some(Looked::Superseded) => {
+                        held.lose();
+                        return Err(Halt::LeaseLost);
+                    }
+                    None if outcome => {}
+                    None => return Err(Halt::Store(error)),
                 }
-                Some(Looked::Absent) => {}
-                Some(Looked::Superseded) => {
-                    held.lose();
-                    return Err(Halt::LeaseLost);
-                }
-                None if outcome => {}
-                None => return Err(Halt::Store(error)),
-            },
+            }
             StoreError::Unavailable { .. } if outcome => {}
-            StoreError::Conflict(_)
-            | StoreError::NotFound
+            StoreError::NotFound
             | StoreError::Deleted
             | StoreError::NotIdle
             | StoreError::Duplicate

@@ -34,7 +34,7 @@ pub use resume::{Evaluated, Resume, ResumeDecision, ResumePlan};
 pub use stream::{RunStream, StreamEvent};
 
 use crate::graph::Graph;
-use crate::ids::{NodeName, Owner, Revision, RunId};
+use crate::ids::{NodeName, Owner, Revision, RunId, check_text};
 use crate::payload::Payload;
 use crate::record::{Budget, EventName, EventRecord, Lineage, Outcome, Reason, RunHead, Status, Waiting};
 use crate::runner::keeper::{Held, Keeper};
@@ -325,6 +325,10 @@ where
                 }
             }
         }
+        if let Some(key) = &start.idempotency {
+            check_text("idempotency.scope", &key.scope)?;
+            check_text("idempotency.key", &key.key)?;
+        }
         let id = start.run.unwrap_or_else(RunId::random);
         let running = lease.is_some();
         let mut events = vec![event(1, EventName::Created, now, b"{}")];
@@ -386,8 +390,8 @@ where
     /// Accepts a run: durable when this returns, run by whoever claims it (D25).
     ///
     /// # Errors
-    /// `idempotency_conflict` when the id or the key is taken by another run; `run_deleted`; `payload_too_large`;
-    /// `budget_invalid`; the store's.
+    /// `idempotency_conflict` when the id or the key is taken by another run; `invalid_encoding` for a key that is no text;
+    /// `run_deleted`; `payload_too_large`; `budget_invalid`; the store's.
     pub async fn accept(&self, start: Start<S>) -> Result<Accepted, RunError> {
         let now = self.inner.store.now().await?;
         let create = self.creation(start, now, None)?;

@@ -119,6 +119,9 @@ where
         if recovered {
             ledger.touch_recovered();
         }
+        if let Some(published) = &published {
+            published.send_replace(loaded.head.event_seq);
+        }
         Ok(Self {
             inner,
             held,

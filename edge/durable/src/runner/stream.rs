@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::ids::RunId;
 use crate::record::EventRecord;
 use crate::runner::{Resume, RunError, RunResult, Runner, Start};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use crate::tasks;
 use crate::token::ResumeToken;
 
@@ -105,21 +105,31 @@ impl<S, E> RunStream<S, E> {
                 self.seen = event.seq;
                 return Ok(Some(event));
             }
-            // Looked at before reading: what it commits after this is read in the next round.
+            // Looked at before reading: what it commits after this is read in the next round. What it has not published is not
+            // its own: the run may belong to somebody else, and the segment be refused.
             let over = self.settle().await;
-            match self.store.events(&self.run, self.seen, PAGE).await {
-                Ok(page) if !page.is_empty() => self.ready.extend(page),
-                Ok(_) if over => return Ok(None),
-                // Not accepted yet, or refused: the result says which.
-                Err(crate::store::StoreError::NotFound) if over => return Ok(None),
-                Err(crate::store::StoreError::NotFound) | Ok(_) => {
-                    tokio::select! {
-                        // An error means that the segment is over, which the next round sees.
-                        _ = self.published.changed() => {}
-                        () = tokio::time::sleep(POLL) => {}
+            if *self.published.borrow_and_update() > self.seen {
+                match self.store.events(&self.run, self.seen, PAGE).await {
+                    Ok(page) if !page.is_empty() => {
+                        self.ready.extend(page);
+                        continue;
+                    }
+                    // Deleted since: the result is all there is.
+                    Ok(_) | Err(StoreError::NotFound | StoreError::Deleted) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if over {
+                return Ok(None);
+            }
+            tokio::select! {
+                // An error means that the segment is over, or about to be.
+                changed = self.published.changed() => {
+                    if changed.is_err() {
+                        self.join().await;
                     }
                 }
-                Err(error) => return Err(error.into()),
+                () = tokio::time::sleep(POLL) => {}
             }
         }
     }
