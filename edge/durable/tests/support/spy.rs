@@ -408,8 +408,8 @@ impl Store for Spy {
 
     fn commit(&self, commit: Commit) -> Answer<'_, Committed> {
         Box::pin(async move {
-            self.begins(Op::Commit).await?;
             self.note(&commit);
+            self.begins(Op::Commit).await?;
             let answer = self.inner.commit(commit).await;
             self.ended(Op::Commit).await;
             answer
