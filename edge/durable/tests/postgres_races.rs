@@ -330,6 +330,18 @@ async fn what_waited_for_a_deletion_finds_the_run_deleted() {
 }
 
 #[tokio::test]
+async fn a_refused_deletion_keeps_nothing_locked() {
+    let fixture = PostgresFixture::start().await;
+    let store: Arc<dyn Store> = fixture.store();
+    let acquired = held(&*store, LONG).await;
+    assert_eq!(kind(store.delete_if_idle(&run("r")).await), "busy");
+    assert_eq!(kind(store.prune(&run("gone"), 1).await), "not_found");
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND state LIKE 'idle in%'";
+    assert_eq!(fixture.server.sql(open).as_deref(), Ok("0"));
+    store.commit(advance(&acquired)).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_deletion_that_waited_leaves_nothing_of_what_was_written_meanwhile() {
     let fixture = PostgresFixture::start().await;
     let store: Arc<dyn Store> = fixture.store();

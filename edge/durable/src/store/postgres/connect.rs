@@ -4,9 +4,10 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow};
-use sqlx::{ConnectOptions as _, Connection as _, Executor as _, Postgres};
+use parking_lot::Mutex;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
+use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::fail::{self, Fault};
@@ -22,18 +23,19 @@ const TRUSTED_FOR: Duration = Duration::from_secs(1);
 /// How often a statement is sent that is undone for another transaction's sake.
 pub(super) const ATTEMPTS: u32 = 5;
 /// Connections for everything but commits.
-const POOL: u32 = 8;
+const POOL: usize = 8;
 
 /// Every statement here reaches its rows by key, in the order it is written in. The planner is held to that: it would else
 /// choose for the table that it saw first, and plan every call of a statement with arrays anew.
-const SESSION: [(&str, &str); 6] = [
+const SESSION: [(&str, &str); 7] = [
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
+    ("enable_memoize", "off"),
     ("jit", "off"),
     // A row that somebody else has locked for this long makes its caller fail, and nobody else.
-    ("lock_timeout", "10s"),
+    ("lock_timeout", "5s"),
 ];
 
 /// Said once per connection. Rows are locked and read again as they are: that is READ COMMITTED. A commit that the disk does
@@ -75,14 +77,14 @@ async fn connect(options: &PgConnectOptions, setup: &'static str) -> Result<PgCo
 /// # Errors
 /// `open`, `unavailable`.
 pub(super) async fn open(options: &PgConnectOptions) -> Result<(), StoreError> {
-    const OLDEST: u32 = 130_000;
+    const OLDEST: u32 = 140_000;
     let mut conn = connect(options, SETUP).await.map_err(refused)?;
     match conn.server_version_num() {
         Some(version) if version >= OLDEST => {}
         found => {
             let found = found.map_or_else(|| "unknown".to_owned(), |v| (v / 10_000).to_string());
             return Err(StoreError::Open(format!(
-                "the database is PostgreSQL {found}, at least 13 is needed"
+                "the database is PostgreSQL {found}, at least 14 is needed"
             )));
         }
     }
@@ -108,8 +110,8 @@ fn refused(error: sqlx::Error) -> StoreError {
     match &error {
         sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => StoreError::Open(error.to_string()),
         sqlx::Error::Database(why) => match why.code().as_deref() {
-            // No such user, password or database; no right to it.
-            Some("28000" | "28P01" | "3D000" | "42501") => {
+            // No such user, password or database; no right to it; a server that does not know the session's settings.
+            Some("28000" | "28P01" | "3D000" | "42501" | "42704") => {
                 StoreError::Open(format!("the database refuses the connection: {why}"))
             }
             _ => StoreError::unavailable(error),
@@ -131,7 +133,7 @@ async fn bounded<T>(
     }
 }
 
-/// One long-lived connection that is made again when it was lost.
+/// A place for one connection, made when it is needed and again when it was lost.
 pub(super) struct Line {
     options: PgConnectOptions,
     setup: &'static str,
@@ -155,76 +157,96 @@ impl Line {
         }
     }
 
-    /// A connection that was alive a moment ago.
+    /// A connection that answered within the last second, or answers at this moment.
     ///
     /// # Errors
     /// `unavailable`: nothing was sent.
-    pub(super) async fn ready(&mut self) -> Result<(), StoreError> {
+    pub(super) async fn ready(&mut self) -> Result<&mut PgConnection, StoreError> {
+        self.ready_within(TRUSTED_FOR).await
+    }
+
+    async fn ready_within(&mut self, trusted: Duration) -> Result<&mut PgConnection, StoreError> {
         if let Some((conn, used)) = &mut self.conn
-            && used.elapsed() > TRUSTED_FOR
+            && used.elapsed() >= trusted
             && bounded(CONNECT_WITHIN, conn.ping()).await.is_err()
         {
             self.conn = None;
         }
-        if self.conn.is_none() {
-            let conn = connect(&self.options, self.setup)
-                .await
-                .map_err(StoreError::unavailable)?;
-            self.conn = Some((conn, Instant::now()));
-        }
-        Ok(())
+        let (conn, _) = match self.conn.take() {
+            Some(found) => self.conn.insert(found),
+            None => {
+                let conn = connect(&self.options, self.setup)
+                    .await
+                    .map_err(StoreError::unavailable)?;
+                self.conn.insert((conn, Instant::now()))
+            }
+        };
+        Ok(conn)
     }
 
     /// Runs a statement on it; a connection that is lost over it is dropped.
     pub(super) async fn rows(&mut self, sql: Sql) -> Result<Vec<PgRow>, sqlx::Error> {
-        let Some((conn, used)) = &mut self.conn else {
+        let Some((conn, _)) = &mut self.conn else {
             return Err(sqlx::Error::WorkerCrashed);
         };
         let answer = bounded(ANSWER_WITHIN, sql.rows(conn)).await;
-        *used = Instant::now();
+        self.used(answer)
+    }
+
+    /// Notes how a use ended.
+    fn used<T>(&mut self, answer: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if answer.as_ref().is_err_and(|e| fail::fault(e) == Fault::Lost) {
             self.conn = None;
+        } else if let Some((_, used)) = &mut self.conn {
+            *used = Instant::now();
         }
         answer
     }
 }
 
-/// The connections for everything but commits.
-#[derive(Clone)]
-pub(super) struct Pool(PgPool);
+/// The connections for everything but commits. A caller that gives up takes its connection with it.
+pub(super) struct Pool {
+    options: PgConnectOptions,
+    places: Semaphore,
+    /// Of the places that are free; the one used last is the last.
+    free: Mutex<Vec<Line>>,
+}
 
 impl Pool {
     pub(super) fn new(options: PgConnectOptions) -> Self {
-        let pool = PgPoolOptions::new()
-            .max_connections(POOL)
-            .acquire_timeout(CONNECT_WITHIN)
-            .test_before_acquire(false)
-            .before_acquire(|conn, about| {
-                Box::pin(async move {
-                    let trusted = about.idle_for <= TRUSTED_FOR;
-                    Ok(trusted || bounded(CONNECT_WITHIN, conn.ping()).await.is_ok())
-                })
-            })
-            .after_connect(|conn, _| {
-                Box::pin(async move {
-                    conn.execute(SETUP).await?;
-                    Ok(())
-                })
-            })
-            .connect_lazy_with(options);
-        Self(pool)
+        Self {
+            options,
+            places: Semaphore::new(POOL),
+            free: Mutex::new(Vec::new()),
+        }
     }
 
-    /// Reads. What was asked on a connection that turns out to be lost is asked once more on one that lives.
-    pub(super) async fn read(&self, sql: impl Fn() -> Sql + Send) -> Result<Vec<PgRow>, StoreError> {
-        let first = self.0.acquire().await.map_err(fail::read)?;
-        match run(first, sql()).await {
-            Err(error) if fail::fault(&error) == Fault::Lost => {
-                let again = self.living().await?;
-                run(again, sql()).await.map_err(fail::read)
+    async fn place(&self) -> Result<(SemaphorePermit<'_>, Line), StoreError> {
+        match tokio::time::timeout(CONNECT_WITHIN, self.places.acquire()).await {
+            Ok(Ok(permit)) => {
+                let free = self.free.lock().pop();
+                Ok((permit, free.unwrap_or_else(|| Line::new(self.options.clone()))))
             }
-            answer => answer.map_err(fail::read),
+            Ok(Err(closed)) => Err(StoreError::unavailable(closed)),
+            Err(_) => Err(StoreError::unavailable("every connection is in use")),
         }
+    }
+
+    fn put_back(&self, line: Line) {
+        self.free.lock().push(line);
+    }
+
+    /// Reads. What was asked on a connection that turns out to be lost is asked once more on a new one.
+    pub(super) async fn read(&self, sql: impl Fn() -> Sql + Send) -> Result<Vec<PgRow>, StoreError> {
+        let (_permit, mut line) = self.place().await?;
+        line.ready().await?;
+        let mut answer = line.rows(sql()).await;
+        if answer.as_ref().is_err_and(|e| fail::fault(e) == Fault::Lost) {
+            line.ready().await?;
+            answer = line.rows(sql()).await;
+        }
+        self.put_back(line);
+        answer.map_err(fail::read)
     }
 
     /// Writes. What was undone for another transaction's sake is done again.
@@ -232,14 +254,18 @@ impl Pool {
     /// # Errors
     /// `unavailable` when nothing was sent, `unconfirmed` when the connection was lost over it.
     pub(super) async fn write(&self, sql: impl Fn() -> Sql + Send) -> Result<Vec<PgRow>, StoreError> {
+        let (_permit, mut line) = self.place().await?;
         let mut left = ATTEMPTS;
-        loop {
+        let answer = loop {
             left -= 1;
-            match run(self.living().await?, sql()).await {
+            line.ready_within(Duration::ZERO).await?;
+            match line.rows(sql()).await {
                 Err(error) if left > 0 && fail::fault(&error) == Fault::Again => {}
-                answer => return answer.map_err(fail::write),
+                answer => break answer,
             }
-        }
+        };
+        self.put_back(line);
+        answer.map_err(fail::write)
     }
 
     /// The same with several statements.
@@ -247,40 +273,23 @@ impl Pool {
         &self,
         work: impl for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send,
     ) -> Result<T, StoreError> {
+        let (_permit, mut line) = self.place().await?;
         let mut left = ATTEMPTS;
-        loop {
+        let answer = loop {
             left -= 1;
-            let mut conn = self.living().await?;
-            let answer = bounded(ANSWER_WITHIN, work(&mut conn)).await;
-            match kept(conn, answer) {
+            let conn = line.ready_within(Duration::ZERO).await?;
+            let answer = bounded(ANSWER_WITHIN, work(conn)).await;
+            // A transaction that was left open is rolled back with the next message: its locks must not wait for that.
+            let closed = bounded(CONNECT_WITHIN, conn.ping()).await;
+            if closed.is_err() {
+                line.conn = None;
+            }
+            match line.used(answer) {
                 Err(error) if left > 0 && fail::fault(&error) == Fault::Again => {}
-                answer => return answer.map_err(fail::write),
+                answer => break answer,
             }
-        }
+        };
+        self.put_back(line);
+        answer.map_err(fail::write)
     }
-
-    /// A connection that answers at this moment: after a restart of the server all others are found out and replaced.
-    async fn living(&self) -> Result<PoolConnection<Postgres>, StoreError> {
-        for _ in 0..=POOL {
-            let mut conn = self.0.acquire().await.map_err(fail::read)?;
-            if bounded(CONNECT_WITHIN, conn.ping()).await.is_ok() {
-                return Ok(conn);
-            }
-            drop(conn.detach());
-        }
-        Err(StoreError::unavailable("every connection was lost"))
-    }
-}
-
-async fn run(mut conn: PoolConnection<Postgres>, sql: Sql) -> Result<Vec<PgRow>, sqlx::Error> {
-    let answer = bounded(ANSWER_WITHIN, sql.rows(&mut conn)).await;
-    kept(conn, answer)
-}
-
-/// Gives the connection back to the pool, unless it was lost.
-fn kept<T>(conn: PoolConnection<Postgres>, answer: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-    if answer.as_ref().is_err_and(|e| fail::fault(e) == Fault::Lost) {
-        drop(conn.detach());
-    }
-    answer
 }

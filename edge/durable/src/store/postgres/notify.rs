@@ -22,6 +22,8 @@ const GATHERED_FOR: Duration = Duration::from_millis(10);
 const GATHERED_MAX: usize = 1024;
 /// PostgreSQL takes less than 8000 bytes.
 const PAYLOAD_MAX: usize = 7900;
+/// How long making that connection may take.
+const LISTEN_WITHIN: Duration = Duration::from_secs(5);
 /// Between two attempts to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(500);
 
@@ -141,6 +143,7 @@ fn encode(from: &str, message: &mut Message) -> Option<String> {
 pub(super) async fn hear(options: PgConnectOptions, own: String, hints: Hints) {
     let pool = PgPoolOptions::new()
         .max_connections(1)
+        .acquire_timeout(LISTEN_WITHIN)
         .max_lifetime(None)
         .idle_timeout(None)
         .connect_lazy_with(options);
