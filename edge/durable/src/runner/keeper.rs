@@ -83,18 +83,19 @@ impl Keeper {
         }
     }
 
-    async fn renew_all(&self) {
+    /// Whether the store answered.
+    async fn renew_all(&self) -> bool {
         let all: Vec<Arc<HeldState>> = self.held.lock().values().cloned().collect();
         if all.is_empty() {
-            return;
+            return true;
         }
         let asked = Instant::now();
         let leases = all.iter().map(|held| held.lease.clone()).collect();
-        // An answer that comes after the leases have ended is worth nothing.
-        let Ok(Ok(renewals)) = tokio::time::timeout(self.ttl, self.store.renew(leases, self.ttl)).await
+        // A store that does not answer is asked again before the leases have ended.
+        let Ok(Ok(renewals)) = tokio::time::timeout(self.ttl / 4, self.store.renew(leases, self.ttl)).await
         else {
             tracing::warn!(leases = all.len(), "leases could not be renewed");
-            return;
+            return false;
         };
         for (held, renewal) in all.iter().zip(renewals) {
             match renewal {
@@ -106,6 +107,7 @@ impl Keeper {
             }
             held.changed.notify_one();
         }
+        true
     }
 
     fn hint(&self, hint: &Hint) {
@@ -129,7 +131,11 @@ async fn keep(keeper: Weak<Keeper>, ttl: Duration, mut hints: broadcast::Receive
         };
         let Some(keeper) = keeper.upgrade() else { return };
         match hint {
-            None => keeper.renew_all().await,
+            None => {
+                if !keeper.renew_all().await {
+                    tick.reset_after(ttl / 12);
+                }
+            }
             Some(Ok(hint)) => keeper.hint(&hint),
             // What was missed is heard with the next renewal.
             Some(Err(broadcast::error::RecvError::Lagged(_))) => {}

@@ -66,6 +66,9 @@ impl Default for Limits {
     }
 }
 
+/// The longest lease and grace: sums with the present moment stay in range.
+const MAX_SPAN: Duration = Duration::from_hours(24 * 366);
+
 /// How a runner works.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -254,13 +257,24 @@ where
     E: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     /// # Errors
-    /// `invalid_request` when the lease time is below a millisecond or a limit is zero.
+    /// `invalid_request` when the lease time is below a millisecond, a span is above a year or a limit is zero.
     pub fn new(graph: Arc<Graph<S, E>>, store: Arc<dyn Store>, options: Options) -> Result<Self, RunError> {
         if options.lease_ttl < Duration::from_millis(1) {
             return Err(RunError::InvalidRequest {
                 field: "lease_ttl",
                 why: "must be at least 1ms".to_owned(),
             });
+        }
+        for (field, span) in [
+            ("lease_ttl", options.lease_ttl),
+            ("cancel_grace", options.cancel_grace),
+        ] {
+            if span > MAX_SPAN {
+                return Err(RunError::InvalidRequest {
+                    field,
+                    why: "must be at most a year".to_owned(),
+                });
+            }
         }
         if options.limits.max_state == 0
             || options.limits.max_payload == 0

@@ -86,6 +86,16 @@ pub enum Reconciled {
     Absent,
 }
 
+/// What a run does once an unknown effect is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// It waits for its resume.
+    Rest,
+    GoOn,
+    /// It waits for the prepared attempt.
+    Retry,
+}
+
 #[derive(Serialize)]
 struct OperatorDecision<'a> {
     action: &'static str,
@@ -439,8 +449,12 @@ impl Operator {
                 .map_err(|e| RunError::ActivityConflict(e.to_string()))?,
             created_at: now,
         };
-        let again = resume || matches!(resolution.action, Action::Retry);
-        self.settled(loaded, &ledger, held, vec![decision], again).await
+        let then = match resolution.action {
+            Action::Retry => Then::Retry,
+            Action::Complete { .. } | Action::Fail { .. } if resume => Then::GoOn,
+            Action::Complete { .. } | Action::Fail { .. } => Then::Rest,
+        };
+        self.settled(loaded, &ledger, held, vec![decision], then).await
     }
 
     /// After an unknown effect is settled: on to the end of a cancelled run, to the next unknown effect, to a queue or to a
@@ -451,7 +465,7 @@ impl Operator {
         ledger: &Ledger,
         held: &Held,
         decisions: Vec<DecisionRecord>,
-        go_on: bool,
+        then: Then,
     ) -> Result<Resolved, RunError> {
         let now = loaded.now;
         let mut draft = Draft::new(&loaded.head, &loaded.state, now);
@@ -463,29 +477,29 @@ impl Operator {
             }
         } else {
             draft.take(ledger.take_dirty(), ledger.open());
-            if holding.unknown || (go_on && !holding.on.is_empty()) {
-                park(&mut draft, holding, None);
-            } else if go_on {
-                draft.head.status = Status::Queued;
-                draft.head.waiting = None;
-            } else {
-                let node = ledger.entry.node.clone();
-                let mut on = vec![WaitingOn {
-                    kind: WaitingKind::Resume,
-                    id: String::new(),
-                    node,
-                    key: String::new(),
-                }];
-                on.extend(holding.on);
-                park(
-                    &mut draft,
-                    Holding {
+            match then {
+                _ if holding.unknown => park(&mut draft, holding, None),
+                Then::Retry => park(&mut draft, holding, None),
+                // Whatever else it waits for, the node has an answer to work on.
+                Then::GoOn => {
+                    draft.head.status = Status::Queued;
+                    draft.head.waiting = None;
+                }
+                Then::Rest => {
+                    let mut on = vec![WaitingOn {
+                        kind: WaitingKind::Resume,
+                        id: String::new(),
+                        node: ledger.entry.node.clone(),
+                        key: String::new(),
+                    }];
+                    on.extend(holding.on);
+                    let holding = Holding {
                         on,
                         due_at: None,
                         unknown: false,
-                    },
-                    None,
-                );
+                    };
+                    park(&mut draft, holding, None);
+                }
             }
         }
         let (run, revision) = (draft.head.id.clone(), draft.head.revision);
@@ -543,7 +557,7 @@ impl Operator {
                     "the activity changed meanwhile".to_owned(),
                 ));
             }
-            self.settled(loaded, &ledger, &held, Vec::new(), true).await
+            self.settled(loaded, &ledger, &held, Vec::new(), Then::GoOn).await
         };
         match done.await {
             Ok(resolved) => Ok(Reconciled::Found(resolved.token)),

@@ -268,9 +268,14 @@ where
             FailureKind::Unavailable,
             "the workers of this step were lost too often",
         );
-        match self.exhaust(exhausted, Some(failure)).await {
-            Ok(_) => Ok(false),
-            Err(halt) => Err(self.halted(halt)),
+        loop {
+            match self.exhaust(exhausted.clone(), Some(failure.clone())).await {
+                Ok(Turn::Done) => return Ok(false),
+                // A request to cancel came first: the next turn ends it.
+                Ok(Turn::On) if self.cancel.is_some() => return Ok(true),
+                Ok(Turn::On) => {}
+                Err(halt) => return Err(self.halted(halt)),
+            }
         }
     }
 

@@ -20,7 +20,12 @@ pub(crate) fn due_at(
     match head.status {
         Status::Queued | Status::Running => at_once,
         Status::Waiting | Status::Ambiguous if signal > 0 => at_once,
-        Status::Waiting | Status::Ambiguous => head.waiting.as_ref().and_then(|w| w.due_at),
+        // Its deadline ends a waiting run; an unknown effect outlives it.
+        Status::Waiting => [head.waiting.as_ref().and_then(|w| w.due_at), head.deadline]
+            .into_iter()
+            .flatten()
+            .min(),
+        Status::Ambiguous => head.waiting.as_ref().and_then(|w| w.due_at),
         Status::Succeeded | Status::Failed | Status::Cancelled | Status::Exhausted | Status::Transferred => {
             None
         }
