@@ -9,6 +9,7 @@ use bytes::Bytes;
 use iop_durable::graph::{Deadline, Directive, Graph};
 use iop_durable::record::{ActivityState, Effect, Reason, Status};
 use iop_durable::runner::{CallError, Ctx, Resume, Start};
+use iop_durable::store::Store;
 use iop_durable::time::Timestamp;
 use support::*;
 
@@ -212,5 +213,21 @@ async fn a_deadline_at_the_end_of_time_is_kept_as_it_is() {
         let result = runner.start(begun).await.unwrap();
         assert_eq!(result.status, Status::Succeeded);
         assert_eq!(room.load(&result.run).await.head.deadline, Some(Timestamp::MAX));
+    }
+}
+
+#[tokio::test]
+async fn a_rebuilt_index_knows_the_deadline() {
+    for what in ["gate", "retry", "suspend"] {
+        let (room, log, door) = (Room::new(), Log::new(), Door::new());
+        let runner = room.runner(&holding(&log, &door));
+        let parked = runner.start(start(what)).await.unwrap();
+        room.memory
+            .tamper(&parked.run, iop_durable::testing::Tamper::DueAt(None));
+        room.memory.rebuild_index().await.unwrap();
+        assert!(room.work(&runner).await.is_none(), "{what}");
+        room.clock.advance(LIMIT + Duration::from_secs(1));
+        let result = room.work(&runner).await.unwrap().unwrap();
+        over(&room, &result).await;
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all, try_join_all};
-use iop_durable::graph::{Deadline, Directive, Graph, NoEffect, Node};
+use iop_durable::graph::{Deadline, Directive, Graph, NoEffect, Node, NodeError};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{DeadlinePolicy, Effect, Scope, Status, WaitStatus, WaitingKind};
 use iop_durable::runner::{Answer as Told, Ctx, Resume, Start};
@@ -699,4 +699,129 @@ async fn many_deliverers_at_once_have_one_winner() {
         assert_eq!((done.status, done.state.len()), (Status::Succeeded, 1));
         room.sound(&parked.run).await;
     }
+}
+
+#[tokio::test]
+async fn what_stands_behind_a_resolved_call_does_not_wait_for_a_gate() {
+    for reconciled in [true, false] {
+        let (room, log) = (Room::new(), Log::new());
+        let calls = log.clone();
+        let graph = one("behind", move |ctx: Ctx, trail: Trail| {
+            let calls = calls.clone();
+            async move {
+                let chain = async {
+                    let cut = ctx.activity("c");
+                    cut.run("", |_| async { Err(iop_durable::runner::CallError::Unknown) })
+                        .await?;
+                    call(&ctx, "next", Effect::Idempotent, &calls)
+                        .await
+                        .map_err(NodeError::from)
+                };
+                let (next, told) = join(chain, ctx.gate("g").wait()).await;
+                assert_eq!(told?, Told::Delivered("yes".into()));
+                Ok((pushed(trail, next?), Directive::end()))
+            }
+        });
+        let runner = room.runner(&graph);
+        let run = runner.start(Start::new(Trail::new())).await.unwrap();
+        assert_eq!(run.status, Status::Ambiguous);
+        let record = room.activity(&run.run, "c").await;
+        let operator = runner.operator();
+        if reconciled {
+            let found = operator.reconcile(&run.run, &record.id, |_| async { Some("".into()) });
+            found.await.unwrap();
+        } else {
+            let word = resolution("d", &record, complete(""));
+            operator.resolve(&run.token, &word, None, true).await.unwrap();
+        }
+        let parked = room.work(&runner).await.unwrap().unwrap();
+        assert_eq!(
+            (parked.status, log.all()),
+            (Status::Waiting, vec!["next".to_owned()])
+        );
+        let wait = room.wait(&run.run, "g").await;
+        runner
+            .deliver(&run.run, &wait.id, &delivery("d", &wait, "yes"))
+            .await
+            .unwrap();
+        let done = room.work(&runner).await.unwrap().unwrap();
+        assert_eq!((done.status, log.len()), (Status::Succeeded, 1));
+        room.sound(&run.run).await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_was_taken_stays_taken_when_the_run_is_cancelled() {
+    // Parked: between the request and the end, by the one who asks.
+    let room = Room::new();
+    let graph = one("taken", |ctx: Ctx, trail: Trail| async move {
+        ctx.gate("g").wait().await?;
+        Ok((trail, Directive::end()))
+    });
+    let runner = room.runner(&graph);
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "g").await;
+    let (aside, run, gate) = (room.aside(), parked.run.clone(), wait.clone());
+    room.spy.before(Op::Commit, 0, || async move {
+        let told = aside
+            .deliver_to_gate(&run, &gate.id, &delivery("d", &gate, "yes"))
+            .await
+            .unwrap();
+        assert_eq!(told.verdict, Verdict::Accepted);
+        Ok(())
+    });
+    runner
+        .operator()
+        .cancel(
+            &parked.run,
+            &iop_durable::ids::DecisionId::new("c").unwrap(),
+            "enough",
+            None,
+        )
+        .await
+        .unwrap();
+    assert!(room.spy.met());
+    if let Some(result) = room.work(&runner).await {
+        result.unwrap();
+    }
+    assert_eq!(room.status(&parked.run).await, Status::Cancelled);
+    assert_eq!(room.wait(&parked.run, "g").await.status, WaitStatus::Delivered);
+    room.sound(&parked.run).await;
+
+    // Running: between the worker's last look and its last word.
+    let (room, door) = (Room::new(), Door::new());
+    let gone = door.clone();
+    let graph = one("taken", move |ctx: Ctx, trail: Trail| {
+        let door = gone.clone();
+        async move {
+            join(ctx.gate("g").wait(), door.pass()).await.0?;
+            Ok((trail, Directive::end()))
+        }
+    });
+    let runner = room.runner(&graph);
+    let mut start = Start::new(Trail::new()).run(run_id("r"));
+    start.deadline = Some(Deadline::In(Duration::from_millis(50)));
+    let (aside, store) = (room.aside(), room.memory.clone());
+    // The first commit arms, the second ends the run at its deadline.
+    room.spy.before(Op::Commit, 1, || async move {
+        let gate = store.waits(&run_id("r")).await.unwrap().remove(0);
+        let told = aside
+            .deliver_to_gate(&run_id("r"), &gate.id, &delivery("d", &gate, "yes"))
+            .await
+            .unwrap();
+        assert_eq!(told.verdict, Verdict::Accepted);
+        Ok(())
+    });
+    let result = within(runner.start(start)).await.unwrap();
+    assert!(room.spy.met());
+    let status = match result.status {
+        Status::Cancelled => Status::Cancelled,
+        _ => {
+            room.clock.advance(Duration::from_secs(1));
+            room.drain(&runner).await.unwrap().status
+        }
+    };
+    assert_eq!(status, Status::Cancelled);
+    assert_eq!(room.wait(&run_id("r"), "g").await.status, WaitStatus::Delivered);
+    room.sound(&run_id("r")).await;
 }
