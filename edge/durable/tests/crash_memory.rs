@@ -1,6 +1,15 @@
 //! A run with everything in it, on a store that fails at the k-th operation, for every k and every way to fail: refused, done
 //! without an answer, lost without an answer. New workers go on from what is stored.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::large_futures,
+    clippy::wildcard_enum_match_arm,
+    reason = "tests: a broken expectation ends the test with its message"
+)]
+
 mod torture;
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use iop_durable::ids::{ActivityId, DecisionId, Owner, RunId, WaitId};
 use iop_durable::machine::activity::{Action, Resolution};
 use iop_durable::machine::wait::{Delivery, Verdict};
 use iop_durable::payload::Payload;
-use iop_durable::record::{Effect, Status, WaitStatus, WaitingKind};
+use iop_durable::record::{ActivityRecord, Effect, Status, WaitStatus, WaitingKind};
 use iop_durable::runner::{Bindings, Options, Resume, RunError, Runner, Start, idempotency_key};
 use iop_durable::store::{Claim, IdempotencyKey, LeaseRequest, Loaded, Store, StoreError};
 use iop_durable::token::ResumeToken;
@@ -219,34 +219,11 @@ impl Driver {
         assert_eq!(on.kind, WaitingKind::Reconciliation, "{waiting:?}");
         let id = ActivityId::new(&on.id).unwrap();
         let record = self.store.activity(&self.run, &id).await?.expect("it is stored");
-        assert_eq!(
-            record.effect,
-            Effect::Unsafe,
-            "only an unsafe effect is left to people"
-        );
         let key = idempotency_key(&self.run, &record.node, record.activation, &record.key);
         if self.world.is_busy(&key) {
             return Ok(Progress::Wait(Duration::from_millis(10)));
         }
-        let action = match self.world.answers(&self.run, &key).pop() {
-            Some(answer) => Action::Complete {
-                output: Payload::new(answer),
-            },
-            None => Action::Fail {
-                error: Failure::new(FailureKind::ToolError, "it was never carried out").code(NOT_APPLIED),
-            },
-        };
-        let attempt = record.attempts.last().expect("it was tried").n;
-        let resolution = Resolution {
-            decision: DecisionId::new(&format!("resolve-{id}-{attempt}")).unwrap(),
-            id,
-            action,
-            input_digest: *record.input.digest(),
-            implementation: record.implementation,
-            attempt,
-            reason: "looked it up".to_owned(),
-            evidence: "the ledger".to_owned(),
-        };
+        let resolution = resolution(&self.world, &record);
         let go_on = self.mode == Mode::Claims;
         self.runner
             .operator()
@@ -256,7 +233,36 @@ impl Driver {
     }
 }
 
-fn token(loaded: &Loaded) -> ResumeToken {
+/// What an operator says of an unknown effect once nobody works on it any more: complete when the ledger has it, else fail.
+pub fn resolution(world: &World, record: &ActivityRecord) -> Resolution {
+    assert_eq!(
+        record.effect,
+        Effect::Unsafe,
+        "only an unsafe effect is left to people"
+    );
+    let key = idempotency_key(&record.run, &record.node, record.activation, &record.key);
+    let action = match world.answers(&record.run, &key).pop() {
+        Some(answer) => Action::Complete {
+            output: Payload::new(answer),
+        },
+        None => Action::Fail {
+            error: Failure::new(FailureKind::ToolError, "it was never carried out").code(NOT_APPLIED),
+        },
+    };
+    let attempt = record.attempts.last().expect("it was tried").n;
+    Resolution {
+        decision: DecisionId::new(&format!("resolve-{}-{attempt}", record.id)).unwrap(),
+        id: record.id.clone(),
+        action,
+        input_digest: *record.input.digest(),
+        implementation: record.implementation.clone(),
+        attempt,
+        reason: "looked it up".to_owned(),
+        evidence: "the ledger".to_owned(),
+    }
+}
+
+pub fn token(loaded: &Loaded) -> ResumeToken {
     ResumeToken {
         run: loaded.head.id.clone(),
         revision: loaded.head.revision,

@@ -6,12 +6,14 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::large_futures,
     reason = "tests: each test crate uses a part of this, and a broken expectation ends the test with its message"
 )]
 
 pub mod child;
 pub mod clock;
 pub mod driver;
+pub mod fleet;
 pub mod graph;
 pub mod invariants;
 pub mod ledger;

@@ -1,8 +1,11 @@
-//! A store that tells the ledger which revision was written under which incarnation.
+//! A store that tells the ledger which revision was written under which incarnation, and that can stall its worker once, at the
+//! k-th operation: everything of that worker stands still while others go on.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use iop_durable::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use iop_durable::record::{
     ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
@@ -12,76 +15,177 @@ use iop_durable::store::{
     Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store,
 };
 use iop_durable::time::Timestamp;
+use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::ledger::{Ledger, Line};
+
+/// When a worker stalls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Before its operation reaches the store.
+    Before,
+    /// After it, before the worker has the answer.
+    After,
+}
+
+struct Stall {
+    k: u64,
+    when: When,
+    meanwhile: Mutex<Option<BoxFuture<'static, ()>>>,
+    state: watch::Sender<State>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Awake,
+    Stalled,
+    Woken,
+}
 
 /// Everything passes; commits that were written are noted.
 pub struct Recorder {
     inner: Arc<dyn Store>,
     ledger: Arc<dyn Ledger>,
+    operations: AtomicU64,
+    stall: Option<Stall>,
 }
 
 impl Recorder {
     pub fn new(inner: Arc<dyn Store>, ledger: Arc<dyn Ledger>) -> Self {
-        Self { inner, ledger }
+        Self {
+            inner,
+            ledger,
+            operations: AtomicU64::new(0),
+            stall: None,
+        }
+    }
+
+    /// Stalls at the k-th operation, from 1, until `meanwhile` is over.
+    pub fn stalling(mut self, k: u64, when: When, meanwhile: BoxFuture<'static, ()>) -> Self {
+        self.stall = Some(Stall {
+            k,
+            when,
+            meanwhile: Mutex::new(Some(meanwhile)),
+            state: watch::channel(State::Awake).0,
+        });
+        self
+    }
+
+    /// Whether it has stalled and `meanwhile` came to its end.
+    pub fn has_stalled(&self) -> bool {
+        let state = self.stall.as_ref().map(|stall| *stall.state.borrow());
+        assert_ne!(state, Some(State::Stalled), "what happened meanwhile failed");
+        state == Some(State::Woken)
+    }
+
+    fn pass<'a, T: Send + 'a>(
+        &'a self,
+        call: impl FnOnce(&'a dyn Store) -> Answer<'a, T> + Send + 'a,
+    ) -> Answer<'a, T> {
+        let Some(stall) = &self.stall else {
+            return call(&*self.inner);
+        };
+        let mine = self.operations.fetch_add(1, Ordering::SeqCst) + 1 == stall.k;
+        Box::pin(async move {
+            let at = |when| mine && stall.when == when;
+            if at(When::Before) {
+                stall.begin();
+            }
+            stall.awake().await;
+            let answer = call(&*self.inner).await;
+            if at(When::After) {
+                stall.begin();
+            }
+            // What was asked before the stall is heard after it.
+            stall.awake().await;
+            answer
+        })
+    }
+}
+
+impl Stall {
+    /// What happens meanwhile is nobody's to cut off: it is a task of its own.
+    fn begin(&self) {
+        let Some(meanwhile) = self.meanwhile.lock().take() else {
+            return;
+        };
+        let state = self.state.clone();
+        state.send_replace(State::Stalled);
+        tokio::runtime::Handle::current().spawn(async move {
+            meanwhile.await;
+            state.send_replace(State::Woken);
+        });
+    }
+
+    async fn awake(&self) {
+        let mut state = self.state.subscribe();
+        let awake = state.wait_for(|state| *state != State::Stalled);
+        // Far longer than anything takes: it failed, and says so itself.
+        let hour = Duration::from_hours(1);
+        let _ = tokio::time::timeout(hour, awake).await;
     }
 }
 
 impl Store for Recorder {
     fn commit(&self, commit: Commit) -> Answer<'_, Committed> {
-        Box::pin(async move {
-            let run = commit.head.id.clone();
-            let incarnation = match &commit.guard.authority {
-                Authority::Lease(lease) => Some(lease.incarnation),
-                Authority::Idle => None,
-            };
-            let committed = self.inner.commit(commit).await?;
-            let revision = committed.revision.get();
-            self.ledger.add(
-                &run,
-                &Line::Commit {
+        self.pass(move |store| {
+            Box::pin(async move {
+                let run = commit.head.id.clone();
+                let incarnation = match &commit.guard.authority {
+                    Authority::Lease(lease) => Some(lease.incarnation),
+                    Authority::Idle => None,
+                };
+                let committed = store.commit(commit).await?;
+                let revision = committed.revision.get();
+                let line = Line::Commit {
                     revision,
                     incarnation,
-                },
-            );
-            Ok(committed)
+                };
+                self.ledger.add(&run, &line);
+                Ok(committed)
+            })
         })
     }
 
     fn create(&self, create: Create) -> Answer<'_, Created> {
-        self.inner.create(create)
+        self.pass(|store| store.create(create))
     }
 
     fn acquire(&self, run: &RunId, request: LeaseRequest) -> Answer<'_, Acquired> {
-        self.inner.acquire(run, request)
+        let run = run.clone();
+        self.pass(move |store| store.acquire(&run, request))
     }
 
     fn claim(&self, claim: Claim) -> Answer<'_, Claimed> {
-        self.inner.claim(claim)
+        self.pass(|store| store.claim(claim))
     }
 
     fn renew(&self, leases: Vec<Lease>, ttl: Duration) -> Answer<'_, Vec<Renewal>> {
-        self.inner.renew(leases, ttl)
+        self.pass(move |store| store.renew(leases, ttl))
     }
 
     fn release(&self, lease: Lease) -> Answer<'_, ()> {
-        self.inner.release(lease)
+        self.pass(|store| store.release(lease))
     }
 
     fn post(&self, post: Post) -> Answer<'_, u64> {
-        self.inner.post(post)
+        self.pass(|store| store.post(post))
     }
 
     fn load(&self, run: &RunId) -> Answer<'_, Loaded> {
-        self.inner.load(run)
+        let run = run.clone();
+        self.pass(move |store| store.load(&run))
     }
 
     fn journal(&self, run: &RunId, activation: u64) -> Answer<'_, Journal> {
-        self.inner.journal(run, activation)
+        let run = run.clone();
+        self.pass(move |store| store.journal(&run, activation))
     }
 
     fn activity(&self, run: &RunId, id: &ActivityId) -> Answer<'_, Option<ActivityRecord>> {
-        self.inner.activity(run, id)
+        let (run, id) = (run.clone(), id.clone());
+        self.pass(move |store| store.activity(&run, &id))
     }
 
     fn activities(
@@ -90,35 +194,43 @@ impl Store for Recorder {
         after: Option<ActivityId>,
         limit: u32,
     ) -> Answer<'_, Vec<ActivityRecord>> {
-        self.inner.activities(run, after, limit)
+        let run = run.clone();
+        self.pass(move |store| store.activities(&run, after, limit))
     }
 
     fn wait(&self, run: &RunId, id: &WaitId) -> Answer<'_, Option<WaitRecord>> {
-        self.inner.wait(run, id)
+        let (run, id) = (run.clone(), id.clone());
+        self.pass(move |store| store.wait(&run, &id))
     }
 
     fn waits(&self, run: &RunId) -> Answer<'_, Vec<WaitRecord>> {
-        self.inner.waits(run)
+        let run = run.clone();
+        self.pass(move |store| store.waits(&run))
     }
 
     fn armed(&self, correlation: &CorrelationId, limit: u32) -> Answer<'_, Vec<WaitRecord>> {
-        self.inner.armed(correlation, limit)
+        let correlation = correlation.clone();
+        self.pass(move |store| store.armed(&correlation, limit))
     }
 
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
-        self.inner.decision(run, scope, id)
+        let (run, scope, id) = (run.clone(), scope.clone(), id.clone());
+        self.pass(move |store| store.decision(&run, &scope, &id))
     }
 
     fn decisions(&self, run: &RunId, scope: &Scope) -> Answer<'_, Vec<DecisionRecord>> {
-        self.inner.decisions(run, scope)
+        let (run, scope) = (run.clone(), scope.clone());
+        self.pass(move |store| store.decisions(&run, &scope))
     }
 
     fn steps(&self, run: &RunId, after: u64, limit: u32) -> Answer<'_, Vec<StepRecord>> {
-        self.inner.steps(run, after, limit)
+        let run = run.clone();
+        self.pass(move |store| store.steps(&run, after, limit))
     }
 
     fn events(&self, run: &RunId, after: u64, limit: u32) -> Answer<'_, Vec<EventRecord>> {
-        self.inner.events(run, after, limit)
+        let run = run.clone();
+        self.pass(move |store| store.events(&run, after, limit))
     }
 
     fn history(
@@ -127,39 +239,44 @@ impl Store for Recorder {
         before: Option<Revision>,
         limit: u32,
     ) -> Answer<'_, Vec<CheckpointRecord>> {
-        self.inner.history(run, before, limit)
+        let run = run.clone();
+        self.pass(move |store| store.history(&run, before, limit))
     }
 
     fn checkpoint(&self, run: &RunId, revision: Revision) -> Answer<'_, CheckpointRecord> {
-        self.inner.checkpoint(run, revision)
+        let run = run.clone();
+        self.pass(move |store| store.checkpoint(&run, revision))
     }
 
     fn list(&self, filter: RunFilter) -> Answer<'_, Vec<Listed>> {
-        self.inner.list(filter)
+        self.pass(|store| store.list(filter))
     }
 
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
-        self.inner.due(until, after, limit)
+        self.pass(move |store| store.due(until, after, limit))
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {
-        self.inner.prune(run, keep)
+        let run = run.clone();
+        self.pass(move |store| store.prune(&run, keep))
     }
 
     fn delete_if_idle(&self, run: &RunId) -> Answer<'_, ()> {
-        self.inner.delete_if_idle(run)
+        let run = run.clone();
+        self.pass(move |store| store.delete_if_idle(&run))
     }
 
     fn quarantine(&self, run: &RunId, why: &str) -> Answer<'_, ()> {
-        self.inner.quarantine(run, why)
+        let (run, why) = (run.clone(), why.to_owned());
+        self.pass(move |store| store.quarantine(&run, &why))
     }
 
     fn rebuild_index(&self) -> Answer<'_, Rebuilt> {
-        self.inner.rebuild_index()
+        self.pass(Store::rebuild_index)
     }
 
     fn now(&self) -> Answer<'_, Timestamp> {
-        self.inner.now()
+        self.pass(Store::now)
     }
 
     fn hints(&self) -> &Hints {
