@@ -1,44 +1,19 @@
 //! The rows that go with a head: sealed before they are queued, written after the guard has held.
 
 use bytes::Bytes;
+use rusqlite::params;
 
 use super::fail::Fail;
 use super::rows::signed;
-use super::script::{Args, Script, args};
 use super::writer::Tx;
-use crate::envelope::{self, ActivityRow, BlobRow, INLINE_MAX, WaitRow};
+use crate::envelope::{self, ActivityRow, BlobRow, INLINE_MAX, PayloadColumns, WaitRow};
 use crate::ids::RunId;
-use crate::payload::Payload;
+use crate::payload::{Digest, Payload};
 use crate::record::{DecisionRecord, EventRecord, StepRecord, WaitRecord};
 use crate::store::{Commit, StoreError};
 
 /// Longest payload: a row holds 1,000,000,000 bytes, with some columns beside the payload.
 const PAYLOAD_MAX: u64 = 999_000_000;
-
-const ACTIVITY: &str = "INSERT INTO activities (run_id, activity_id, activation, state, body, input, input_digest, output, \
-     output_digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
-     ON CONFLICT (run_id, activation, activity_id) DO UPDATE SET state = excluded.state, body = excluded.body, \
-     input = excluded.input, input_digest = excluded.input_digest, output = excluded.output, \
-     output_digest = excluded.output_digest, seal = excluded.seal";
-
-const STEP: &str = "INSERT INTO steps (run_id, activation, node, status, body) VALUES (?, ?, ?, ?, ?) \
-     ON CONFLICT (run_id, activation) DO UPDATE SET node = excluded.node, status = excluded.status, body = excluded.body";
-
-const EVENT: &str =
-    "INSERT INTO events (run_id, seq, life, name, terminal, time, data) VALUES (?, ?, ?, ?, ?, ?, ?)";
-
-const WAIT: &str = "INSERT INTO waits (run_id, wait_id, correlation_id, activation, status, deadline, armed_at, body, \
-     subject, subject_digest, delivered, delivered_digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
-     ON CONFLICT (run_id, wait_id) DO UPDATE SET correlation_id = excluded.correlation_id, \
-     activation = excluded.activation, status = excluded.status, deadline = excluded.deadline, \
-     armed_at = excluded.armed_at, body = excluded.body, subject = excluded.subject, \
-     subject_digest = excluded.subject_digest, delivered = excluded.delivered, \
-     delivered_digest = excluded.delivered_digest, seal = excluded.seal";
-
-const DECISION: &str = "INSERT INTO decisions (run_id, scope, decision_id, content, body, created_at) \
-     VALUES (?, ?, ?, ?, ?, ?)";
-
-const BLOB: &str = "INSERT OR IGNORE INTO blobs (run_id, digest, bytes) VALUES (?, ?, ?)";
 
 /// # Errors
 /// `too_large`.
@@ -55,7 +30,7 @@ fn check_length(what: &'static str, payload: &Payload) -> Result<(), StoreError>
 }
 
 /// A finished step as its row has it.
-pub(super) struct StepRow {
+struct StepRow {
     activation: u64,
     node: String,
     status: &'static str,
@@ -73,13 +48,6 @@ impl StepRow {
     }
 }
 
-/// The rows that most transitions have.
-pub(super) struct First {
-    pub(super) activity: Option<ActivityRow>,
-    pub(super) step: Option<StepRow>,
-    pub(super) events: [Option<EventRecord>; 2],
-}
-
 /// Rows that go with a head, sealed.
 #[derive(Default)]
 pub(super) struct Beside {
@@ -88,9 +56,14 @@ pub(super) struct Beside {
     steps: Vec<StepRow>,
     decisions: Vec<DecisionRecord>,
     events: Vec<EventRecord>,
-    blobs: Vec<BlobRow>,
-    /// Long payloads that were read from a store: from this run of it, as a rule, and still there.
-    known: Vec<BlobRow>,
+    blobs: Vec<Blob>,
+}
+
+/// A payload that is too long for its row.
+struct Blob {
+    row: BlobRow,
+    /// It was read from a store: from this run of it, as a rule, and it is still there.
+    known: bool,
 }
 
 impl Beside {
@@ -123,20 +96,6 @@ impl Beside {
         Ok(beside)
     }
 
-    /// Takes out the rows that `transition` has columns for, the first ones of their kind.
-    pub(super) fn take_first(&mut self) -> First {
-        let step = (!self.steps.is_empty()).then(|| self.steps.remove(0));
-        let activity = (!self.activities.is_empty()).then(|| self.activities.remove(0));
-        let mut events = std::mem::take(&mut self.events).into_iter();
-        let first = [events.next(), events.next()];
-        self.events = events.collect();
-        First {
-            activity,
-            step,
-            events: first,
-        }
-    }
-
     pub(super) fn of_post(waits: &[WaitRecord], decisions: Vec<DecisionRecord>) -> Result<Self, StoreError> {
         let mut beside = Self {
             decisions,
@@ -146,32 +105,17 @@ impl Beside {
         Ok(beside)
     }
 
-    /// A long payload goes to `blobs`; one that is marked as stored only when it turns out not to be.
+    /// A long payload goes to `blobs`.
     fn keep(&mut self, what: &'static str, payload: &Payload) -> Result<(), StoreError> {
         check_length(what, payload)?;
         if payload.bytes().len() > INLINE_MAX {
-            let blob = BlobRow {
-                digest: *payload.digest(),
-                bytes: payload.bytes().clone(),
-            };
-            if payload.is_stored() {
-                self.known.push(blob);
-            } else {
-                self.blobs.push(blob);
-            }
-        }
-        Ok(())
-    }
-
-    /// The mark of a payload may be another run's, and retention may have removed what no row named for a while.
-    pub(super) async fn add_missing(&mut self, tx: &mut Tx<'_>, run: &RunId) -> Result<(), Fail> {
-        for blob in std::mem::take(&mut self.known) {
-            let mut args = args![run.as_str()];
-            args.digest(&blob.digest);
-            let sql = "SELECT 1 FROM blobs WHERE run_id = ? AND digest = ?";
-            if tx.row(sql, args).await?.is_none() {
-                self.blobs.push(blob);
-            }
+            self.blobs.push(Blob {
+                row: BlobRow {
+                    digest: *payload.digest(),
+                    bytes: payload.bytes().clone(),
+                },
+                known: payload.is_stored(),
+            });
         }
         Ok(())
     }
@@ -187,84 +131,146 @@ impl Beside {
         Ok(())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.activities.is_empty()
-            && self.waits.is_empty()
-            && self.steps.is_empty()
-            && self.decisions.is_empty()
-            && self.events.is_empty()
-            && self.blobs.is_empty()
-    }
-
-    /// Adds the statements that write these rows.
-    pub(super) fn write(self, run: &RunId, script: &mut Script) {
+    /// # Errors
+    /// `duplicate` for a decision or an event that is there already; `corrupt` when events before the first one are missing.
+    pub(super) fn write(&self, tx: &Tx<'_>, run: &RunId) -> Result<(), Fail> {
         let id = run.as_str();
-        for blob in self.blobs {
-            script
-                .statement(BLOB)
-                .put(id)
-                .digest(&blob.digest)
-                .bytes(blob.bytes);
+        for blob in &self.blobs {
+            write_blob(tx, id, blob)?;
         }
-        for row in self.activities {
-            put_activity(script.statement(ACTIVITY).put(id), row);
+        for row in &self.activities {
+            write_activity(tx, id, row)?;
         }
-        for row in self.waits {
-            script
-                .statement(WAIT)
-                .put(id)
-                .put(row.wait_id)
-                .put(row.correlation_id)
-                .put(row.activation)
-                .put(row.status)
-                .put(row.deadline)
-                .put(row.armed_at)
-                .bytes(row.body)
-                .payload(row.subject)
-                .some_payload(row.delivered)
-                .some_digest(row.seal.as_ref());
+        for row in &self.waits {
+            write_wait(tx, id, row)?;
         }
-        for row in self.steps {
-            put_step(script.statement(STEP).put(id), row);
+        for row in &self.steps {
+            tx.execute(
+                "INSERT INTO steps (run_id, activation, node, status, body) VALUES (?, ?, ?, ?, ?) \
+                 ON CONFLICT (run_id, activation) DO UPDATE SET node = excluded.node, status = excluded.status, \
+                 body = excluded.body",
+                params![id, signed(row.activation), row.node, row.status, &*row.body],
+            )?;
         }
-        for decision in self.decisions {
-            script
-                .statement(DECISION)
-                .put(id)
-                .put(decision.scope.to_text())
-                .put(decision.id.as_str())
-                .digest(&decision.content)
-                .bytes(decision.body)
-                .put(decision.created_at.as_millis());
+        for decision in &self.decisions {
+            tx.execute(
+                "INSERT INTO decisions (run_id, scope, decision_id, content, body, created_at) \
+                 VALUES (?, ?, ?, ?, ?, ?)",
+                params![
+                    id,
+                    decision.scope.to_text(),
+                    decision.id.as_str(),
+                    decision.content,
+                    &*decision.body,
+                    decision.created_at.as_millis(),
+                ],
+            )?;
         }
-        for event in self.events {
-            put_event(script.statement(EVENT).put(id), event);
+        self.write_events(tx, id)
+    }
+
+    fn write_events(&self, tx: &Tx<'_>, id: &str) -> Result<(), Fail> {
+        if let Some(first) = self.events.first()
+            && first.seq > 1
+        {
+            let sql = "SELECT 1 FROM events WHERE run_id = ? AND seq = ?";
+            let before = signed(first.seq - 1);
+            if tx.row(sql, params![id, before], |_| Ok(()))?.is_none() {
+                return Err(StoreError::corrupt("not written: events are missing before these").into());
+            }
         }
+        for event in &self.events {
+            tx.execute(
+                "INSERT INTO events (run_id, seq, life, name, terminal, time, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                params![
+                    id,
+                    signed(event.seq),
+                    event.life,
+                    event.name,
+                    event.terminal,
+                    event.time.as_millis(),
+                    &*event.data,
+                ],
+            )?;
+        }
+        Ok(())
     }
 }
 
-pub(super) fn put_activity(args: &mut Args, row: ActivityRow) {
-    args.put(row.activity_id)
-        .put(row.activation)
-        .put(row.state)
-        .bytes(row.body)
-        .payload(row.input)
-        .some_payload(row.output)
-        .some_digest(row.seal.as_ref());
+/// A known one is looked for first: it may have been read from another run, and retention may have removed what no row named
+/// for a while.
+fn write_blob(tx: &Tx<'_>, id: &str, blob: &Blob) -> Result<(), Fail> {
+    let Blob { row, known } = blob;
+    if *known {
+        let sql = "SELECT 1 FROM blobs WHERE run_id = ? AND digest = ?";
+        if tx.row(sql, params![id, row.digest], |_| Ok(()))?.is_some() {
+            return Ok(());
+        }
+    }
+    tx.execute(
+        "INSERT OR IGNORE INTO blobs (run_id, digest, bytes) VALUES (?, ?, ?)",
+        params![id, row.digest, &*row.bytes],
+    )?;
+    Ok(())
 }
 
-pub(super) fn put_step(args: &mut Args, row: StepRow) {
-    args.put(signed(row.activation))
-        .put(row.node)
-        .put(row.status)
-        .bytes(row.body);
+/// The columns of a payload that need not be there.
+fn columns(payload: Option<&PayloadColumns>) -> (Option<&[u8]>, Option<&Digest>) {
+    match payload {
+        Some(payload) => (payload.inline.as_deref(), Some(&payload.digest)),
+        None => (None, None),
+    }
 }
 
-pub(super) fn put_event(args: &mut Args, event: EventRecord) {
-    args.put(signed(event.seq))
-        .put(i64::from(event.life))
-        .put(event.name)
-        .put(event.terminal)
-        .put(event.time.as_millis())
-        .bytes(event.data);
+fn write_activity(tx: &Tx<'_>, id: &str, row: &ActivityRow) -> Result<(), Fail> {
+    let (output, output_digest) = columns(row.output.as_ref());
+    tx.execute(
+        "INSERT INTO activities (run_id, activity_id, activation, state, body, input, input_digest, output, \
+         output_digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+         ON CONFLICT (run_id, activation, activity_id) DO UPDATE SET state = excluded.state, body = excluded.body, \
+         input = excluded.input, input_digest = excluded.input_digest, output = excluded.output, \
+         output_digest = excluded.output_digest, seal = excluded.seal",
+        params![
+            id,
+            row.activity_id,
+            row.activation,
+            row.state,
+            &*row.body,
+            row.input.inline.as_deref(),
+            row.input.digest,
+            output,
+            output_digest,
+            row.seal,
+        ],
+    )?;
+    Ok(())
+}
+
+fn write_wait(tx: &Tx<'_>, id: &str, row: &WaitRow) -> Result<(), Fail> {
+    let (delivered, delivered_digest) = columns(row.delivered.as_ref());
+    tx.execute(
+        "INSERT INTO waits (run_id, wait_id, correlation_id, activation, status, deadline, armed_at, body, subject, \
+         subject_digest, delivered, delivered_digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+         ON CONFLICT (run_id, wait_id) DO UPDATE SET correlation_id = excluded.correlation_id, \
+         activation = excluded.activation, status = excluded.status, deadline = excluded.deadline, \
+         armed_at = excluded.armed_at, body = excluded.body, subject = excluded.subject, \
+         subject_digest = excluded.subject_digest, delivered = excluded.delivered, \
+         delivered_digest = excluded.delivered_digest, seal = excluded.seal",
+        params![
+            id,
+            row.wait_id,
+            row.correlation_id,
+            row.activation,
+            row.status,
+            row.deadline,
+            row.armed_at,
+            &*row.body,
+            row.subject.inline.as_deref(),
+            row.subject.digest,
+            delivered,
+            delivered_digest,
+            row.seal,
+        ],
+    )?;
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rusqlite::OpenFlags;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
@@ -14,12 +15,12 @@ use crate::store::{StoreError, migrate as schema};
 /// write-ahead log block nobody.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Prepared texts per connection. A transition is one text; more of them come from the rows a few transitions have besides.
-const STATEMENTS: usize = 256;
+/// Prepared statements of the writer: all there are.
+const STATEMENTS: usize = 64;
 
 /// The log is copied into the database when it has this many pages of 4 KiB: often enough to stay small, seldom enough not to
 /// show in the commits.
-const CHECKPOINT_PAGES: &str = "4000";
+const CHECKPOINT_PAGES: u32 = 4000;
 
 /// The path of a `sqlite:` URL, relative to the working directory unless it begins with a slash. Nothing else is read from it.
 pub(crate) fn path_of(url: &str) -> Option<PathBuf> {
@@ -40,20 +41,32 @@ fn options(path: &Path) -> SqliteConnectOptions {
         .filename(path)
         .foreign_keys(false)
         .busy_timeout(BUSY_TIMEOUT)
-        .statement_cache_capacity(STATEMENTS)
         .disable_statement_logging()
 }
 
-/// A connection that writes.
-pub(super) fn writer(path: &Path) -> SqliteConnectOptions {
+/// A connection that writes transitions. The file is there.
+pub(super) fn writer(path: &Path) -> rusqlite::Result<rusqlite::Connection> {
+    // Its thread is the only one that uses it, and a path is a path.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = rusqlite::Connection::open_with_flags(path, flags)?;
+    conn.busy_timeout(BUSY_TIMEOUT)?;
+    conn.set_prepared_statement_cache_capacity(STATEMENTS);
+    conn.pragma_update(None, "journal_mode", "wal")?;
+    conn.pragma_update(None, "synchronous", "full")?;
+    conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+    // What a savepoint may have to undo stays out of the file system.
+    conn.pragma_update(None, "temp_store", "memory")?;
+    // In KiB when negative: the pages that running runs share.
+    conn.pragma_update(None, "cache_size", -32_768)?;
+    Ok(conn)
+}
+
+/// A connection that changes the schema.
+fn migrator(path: &Path) -> SqliteConnectOptions {
     options(path)
+        .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
-        .pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
-        // What a savepoint may have to undo stays out of the file system.
-        .pragma("temp_store", "memory")
-        // In KiB when negative: the pages that running runs share.
-        .pragma("cache_size", "-32768")
 }
 
 /// A connection that cannot write.
@@ -63,27 +76,20 @@ pub(super) fn reader(path: &Path) -> SqliteConnectOptions {
         .pragma("cache_size", "-8192")
 }
 
-/// Gives a write connection what lives in it alone: the statement that writes a transition.
-pub(super) async fn equip(conn: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-    conn.execute(include_str!("transition.sql")).await.map(|_| ())
-}
-
 /// Opens the file, or makes it, and brings it to a state in which a store can begin: the schema of this program, and no lease.
 /// Every lease found was a dead process's, which the lock proves; the fences stay, so none of its handles is ever good again.
 ///
 /// # Errors
 /// `open` for a file that is no database of ours; `unavailable`.
-pub(super) async fn open(path: &Path) -> Result<SqliteConnection, StoreError> {
+pub(super) async fn open(path: &Path) -> Result<rusqlite::Connection, StoreError> {
     let failed = |error| fail::open(path, error);
-    let mut conn = writer(path)
-        .create_if_missing(true)
-        .connect()
-        .await
-        .map_err(failed)?;
+    let mut conn: SqliteConnection = migrator(path).connect().await.map_err(failed)?;
     schema::prepare(&mut conn, &schema::sqlite()).await?;
     conn.execute("DELETE FROM run_leases").await.map_err(failed)?;
-    equip(&mut conn).await.map_err(failed)?;
-    Ok(conn)
+    // The other one is there before this one goes: the last to leave would tidy up for nothing.
+    let writer = writer(path).map_err(StoreError::unavailable)?;
+    conn.close().await.map_err(failed)?;
+    Ok(writer)
 }
 
 /// Applies the missing steps to a file that no store has open.
@@ -94,11 +100,7 @@ pub(crate) async fn migrate(path: &Path) -> Result<(), StoreError> {
     let path = &absolute(path)?;
     let _lock = FileLock::take(path)?;
     let failed = |error| fail::open(path, error);
-    let mut conn = writer(path)
-        .create_if_missing(true)
-        .connect()
-        .await
-        .map_err(failed)?;
+    let mut conn = migrator(path).connect().await.map_err(failed)?;
     schema::apply(&mut conn, &schema::sqlite()).await?;
     conn.close().await.map_err(failed)
 }

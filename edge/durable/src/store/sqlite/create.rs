@@ -1,11 +1,11 @@
 //! Creations: head, first checkpoint, events, key and lease, all or nothing (D25). Of two with one key the writer takes one
 //! first; the other one is answered with it, when both are durable.
 
+use rusqlite::params;
+
 use super::beside::Beside;
-use super::fail::{self, Fail};
-use super::rows::Cells;
-use super::script::{Script, args};
-use super::transition::put_head;
+use super::fail::Fail;
+use super::transition::write_checkpoint;
 use super::writer::{Tx, Work};
 use crate::envelope::{CheckpointRow, HeadRow};
 use crate::ids::{Revision, RunId};
@@ -40,96 +40,107 @@ impl Creation {
             key: create.idempotency,
         })
     }
+
+    fn write_head(&self, tx: &Tx<'_>) -> Result<(), Fail> {
+        let head = &self.head;
+        tx.execute(
+            "INSERT INTO runs (run_id, kind, definition, status, cursor, activation, revision, schema_version, \
+             parent_id, root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, \
+             created_at, updated_at) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            params![
+                head.run_id,
+                head.kind,
+                head.definition,
+                head.status,
+                head.cursor,
+                head.activation,
+                head.revision,
+                head.schema_version,
+                head.parent_id,
+                head.root_id,
+                head.state.inline.as_deref(),
+                head.state.digest,
+                &*head.budgets,
+                head.outcome.as_deref(),
+                &*head.body,
+                head.seal,
+                head.waiting_kind,
+                self.due_at.map(Timestamp::as_millis),
+                head.deadline,
+                head.created_at,
+                head.updated_at,
+            ],
+        )?;
+        Ok(())
+    }
+}
+
+/// What a key was used for before.
+fn replay(tx: &Tx<'_>, key: &IdempotencyKey) -> Result<Option<Created>, Fail> {
+    let found = tx.row(
+        "SELECT request, run_id FROM idempotency_keys WHERE scope = ? AND key = ?",
+        params![key.scope, key.key],
+        |row| Ok((row.get::<_, Vec<u8>>(0)?, row.get::<_, String>(1)?)),
+    )?;
+    let Some((request, run)) = found else {
+        return Ok(None);
+    };
+    let run = RunId::new(&run).map_err(|error| StoreError::corrupt(error.to_string()))?;
+    Ok(Some(if request == key.request {
+        Created::Replayed { run }
+    } else {
+        Created::KeyConflict { run }
+    }))
 }
 
 impl Work for Creation {
     type Answer = Created;
 
-    async fn run(mut self, tx: &mut Tx<'_>) -> Result<Created, Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<Created, Fail> {
         let id = self.run.as_str();
-        if let Some(key) = &self.key {
-            let sql = "SELECT request, run_id FROM idempotency_keys WHERE scope = ? AND key = ?";
-            if let Some(row) = tx.row(sql, args![key.scope.as_str(), key.key.as_str()]).await? {
-                let mut cells = Cells::new(&row);
-                let request = cells.digest("request of a key")?;
-                let run = cells.run()?;
-                return Ok(if request == key.request {
-                    Created::Replayed { run }
-                } else {
-                    Created::KeyConflict { run }
-                });
-            }
+        if let Some(key) = &self.key
+            && let Some(created) = replay(tx, key)?
+        {
+            return Ok(created);
         }
-        let sql =
-            "SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = f.run_id) FROM run_fences f WHERE f.run_id = ?";
-        if let Some(row) = tx.row(sql, args![id]).await? {
-            return if Cells::new(&row).get()? {
-                Ok(Created::Exists)
-            } else {
-                Err(StoreError::Deleted.into())
-            };
+        let taken = tx.row(
+            "SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = f.run_id) FROM run_fences f WHERE f.run_id = ?",
+            params![id],
+            |row| row.get::<_, bool>(0),
+        )?;
+        match taken {
+            Some(true) => return Ok(Created::Exists),
+            Some(false) => return Err(StoreError::Deleted.into()),
+            None => {}
         }
 
-        self.beside.add_missing(tx, &self.run).await?;
         let now = tx.wall();
-        let lease = self.lease.map(|request| Lease {
+        let lease = self.lease.as_ref().map(|request| Lease {
             run: self.run.clone(),
-            expires_at: tx.clocks().expiry(request.ttl),
-            owner: request.owner,
+            owner: request.owner.clone(),
             incarnation: 1,
+            expires_at: tx.clocks().expiry(request.ttl),
         });
-        let mut script = Script::new();
-        script
-            .statement("INSERT INTO run_fences (run_id, fence) VALUES (?, ?)")
-            .put(id)
-            .put(i64::from(lease.is_some()));
-        let args = script
-            .statement(
-                "INSERT INTO checkpoints (run_id, revision, status, cursor, activation, state, state_digest, seal, \
-                 created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            )
-            .put(id)
-            .put(self.head.revision)
-            .put(self.head.status.as_str())
-            .put(self.head.cursor.as_str())
-            .put(self.head.activation);
-        args.payload(self.head.state.clone())
-            .some_digest(self.checkpoint_seal.as_ref())
-            .put(self.head.updated_at);
-        let args = script
-            .statement(
-                "INSERT INTO runs (run_id, revision, kind, definition, status, cursor, activation, schema_version, \
-                 parent_id, root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, \
-                 created_at, updated_at) \
-                 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            )
-            .put(id)
-            .put(self.head.revision);
-        put_head(args, self.head, self.due_at);
+        tx.execute(
+            "INSERT INTO run_fences (run_id, fence) VALUES (?, ?)",
+            params![id, i64::from(lease.is_some())],
+        )?;
+        self.write_head(tx)?;
+        write_checkpoint(tx, &self.head, self.checkpoint_seal.as_ref())?;
         if let Some(lease) = &lease {
-            script
-                .statement(
-                    "INSERT INTO run_leases (run_id, owner, incarnation, expires_at) VALUES (?, ?, 1, ?)",
-                )
-                .put(id)
-                .put(lease.owner.as_str())
-                .put(lease.expires_at.as_millis());
+            tx.execute(
+                "INSERT INTO run_leases (run_id, owner, incarnation, expires_at) VALUES (?, ?, 1, ?)",
+                params![id, lease.owner.as_str(), lease.expires_at.as_millis()],
+            )?;
         }
         if let Some(key) = &self.key {
-            script
-                .statement(
-                    "INSERT INTO idempotency_keys (scope, key, request, run_id, created_at) VALUES (?, ?, ?, ?, ?)",
-                )
-                .put(key.scope.as_str())
-                .put(key.key.as_str())
-                .digest(&key.request)
-                .put(id)
-                .put(now.as_millis());
+            tx.execute(
+                "INSERT INTO idempotency_keys (scope, key, request, run_id, created_at) VALUES (?, ?, ?, ?, ?)",
+                params![key.scope, key.key, key.request, id, now.as_millis()],
+            )?;
         }
-        self.beside.write(&self.run, &mut script);
-        if let Err((refusal, error)) = tx.script(script).await? {
-            return Err(fail::refused(refusal, &error).into());
-        }
+        self.beside.write(tx, &self.run)?;
         if lease.is_none() && self.due_at.is_some_and(|due| due <= now) {
             tx.hint(Hint::Claimable(self.run));
         }

@@ -1,9 +1,10 @@
 //! Posts: what reaches a run from outside, whoever holds it.
 
+use rusqlite::params;
+
 use super::beside::Beside;
-use super::fail::{self, Fail};
-use super::rows::Cells;
-use super::script::{Script, args};
+use super::fail::Fail;
+use super::rows::unsigned;
 use super::transition::absent;
 use super::writer::{Tx, Work};
 use crate::ids::RunId;
@@ -34,54 +35,69 @@ impl Posting {
     }
 }
 
+/// What a post looks at.
+struct Found {
+    signal: i64,
+    status: String,
+    due_at: Option<i64>,
+    held: bool,
+}
+
 impl Work for Posting {
     type Answer = u64;
 
-    async fn run(mut self, tx: &mut Tx<'_>) -> Result<u64, Fail> {
-        let sql = "SELECT r.signal, r.status, r.due_at, \
+    fn run(self, tx: &mut Tx<'_>) -> Result<u64, Fail> {
+        let id = self.run.as_str();
+        let found = tx.row(
+            "SELECT r.signal, r.status, r.due_at, \
              EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
-             FROM runs r WHERE r.run_id = ?";
-        let row = tx.row(sql, args![tx.now(), self.run.as_str()]).await?;
-        let Some(row) = row else {
-            return Err(absent(tx, &self.run).await?.into());
+             FROM runs r WHERE r.run_id = ?",
+            params![tx.now(), id],
+            |row| {
+                Ok(Found {
+                    signal: row.get(0)?,
+                    status: row.get(1)?,
+                    due_at: row.get(2)?,
+                    held: row.get(3)?,
+                })
+            },
+        )?;
+        let Some(found) = found else {
+            return Err(absent(tx, &self.run)?.into());
         };
-        let mut cells = Cells::new(&row);
-        let signal = cells.count()?;
-        let over = Status::parse(cells.get()?).is_some_and(Status::is_terminal);
-        let due_at: Option<i64> = cells.get()?;
-        let held: bool = cells.get()?;
+        let signal = unsigned(found.signal)?;
         if signal != self.signal {
             return Err(StoreError::Conflict(Conflict::Signal(signal)).into());
         }
 
-        self.beside.add_missing(tx, &self.run).await?;
         let now = tx.wall().as_millis();
         // An ended run is never claimable again.
-        let due_at = if self.wake && !over { Some(now) } else { due_at };
-        let requested_at = self.cancel.as_ref().map(|c| c.requested_at.as_millis());
+        let over = Status::parse(&found.status).is_some_and(Status::is_terminal);
+        let due_at = if self.wake && !over {
+            Some(now)
+        } else {
+            found.due_at
+        };
         let cancel = self
             .cancel
             .as_ref()
             .map(serde_json::to_string)
             .transpose()
             .map_err(|error| StoreError::corrupt(format!("not written: {error}")))?;
-        let mut script = Script::new();
-        script
-            .statement(
-                "UPDATE runs SET signal = signal + 1, due_at = ?, \
-                 cancel_requested_at = CASE WHEN cancel IS NULL THEN ? ELSE cancel_requested_at END, \
-                 cancel = coalesce(cancel, ?) WHERE run_id = ?",
-            )
-            .put(due_at)
-            .put(requested_at)
-            .put(cancel)
-            .put(self.run.as_str());
-        self.beside.write(&self.run, &mut script);
-        if let Err((refusal, error)) = tx.script(script).await? {
-            return Err(fail::refused(refusal, &error).into());
-        }
+        tx.execute(
+            "UPDATE runs SET signal = signal + 1, due_at = ?, \
+             cancel_requested_at = CASE WHEN cancel IS NULL THEN ? ELSE cancel_requested_at END, \
+             cancel = coalesce(cancel, ?) WHERE run_id = ?",
+            params![
+                due_at,
+                self.cancel.as_ref().map(|cancel| cancel.requested_at.as_millis()),
+                cancel,
+                id,
+            ],
+        )?;
+        self.beside.write(tx, &self.run)?;
         tx.hint(Hint::Posted(self.run.clone()));
-        if !held && due_at.is_some_and(|due| due <= now) {
+        if !found.held && due_at.is_some_and(|due| due <= now) {
             tx.hint(Hint::Claimable(self.run));
         }
         Ok(signal + 1)

@@ -1,63 +1,42 @@
 //! Leases: who may write to a run (D123 to D131). A new incarnation is the fence plus one; the fence is never reset.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
+use rusqlite::params;
 use serde_json::json;
 
-use super::fail::{self, Fail};
-use super::rows::{Cells, signed, unsigned};
-use super::script::{Script, args};
+use super::fail::Fail;
+use super::rows::{signed, unsigned};
 use super::transition::absent;
 use super::writer::{Tx, Work};
 use crate::envelope::SCHEMA_VERSION;
 use crate::ids::RunId;
 use crate::store::{Claim, Hint, Lease, LeaseRequest, Renewal, StoreError};
 
-/// The ids as one parameter.
-fn ids<'a>(runs: impl Iterator<Item = &'a RunId>) -> String {
-    json!(runs.map(RunId::as_str).collect::<Vec<_>>()).to_string()
-}
-
-/// Leases on these runs, which nobody holds. In the order given.
-async fn grant(tx: &mut Tx<'_>, runs: Vec<RunId>, request: LeaseRequest) -> Result<Vec<Lease>, Fail> {
+/// A lease on this run, which nobody holds.
+fn grant(tx: &Tx<'_>, run: RunId, request: &LeaseRequest) -> Result<Lease, Fail> {
     let expires_at = tx.clocks().expiry(request.ttl);
-    let list = ids(runs.iter());
-    let mut script = Script::new();
-    script
-        .statement("UPDATE run_fences SET fence = fence + 1 WHERE run_id IN (SELECT value FROM json_each(?))")
-        .put(list.as_str());
-    script
-        .statement(
-            "INSERT OR REPLACE INTO run_leases (run_id, owner, incarnation, expires_at) \
-             SELECT run_id, ?, fence, ? FROM run_fences WHERE run_id IN (SELECT value FROM json_each(?)) \
-             RETURNING run_id, incarnation",
-        )
-        .put(request.owner.as_str())
-        .put(expires_at.as_millis())
-        .put(list.as_str());
-    let rows = match tx.script(script).await? {
-        Ok(rows) => rows,
-        Err((refusal, error)) => return Err(fail::refused(refusal, &error).into()),
-    };
-    let mut granted = BTreeMap::new();
-    for row in &rows {
-        let mut cells = Cells::new(row);
-        granted.insert(cells.run()?, cells.count()?);
-    }
-    runs.into_iter()
-        .map(|run| {
-            let incarnation = granted
-                .remove(&run)
-                .ok_or_else(|| StoreError::corrupt("the run has no fence"))?;
-            Ok(Lease {
-                run,
-                owner: request.owner.clone(),
-                incarnation,
-                expires_at,
-            })
-        })
-        .collect()
+    let fence = tx.row(
+        "UPDATE run_fences SET fence = fence + 1 WHERE run_id = ? RETURNING fence",
+        params![run.as_str()],
+        |row| row.get::<_, i64>(0),
+    )?;
+    let fence = fence.ok_or_else(|| StoreError::corrupt("the run has no fence"))?;
+    tx.execute(
+        "INSERT OR REPLACE INTO run_leases (run_id, owner, incarnation, expires_at) VALUES (?, ?, ?, ?)",
+        params![
+            run.as_str(),
+            request.owner.as_str(),
+            fence,
+            expires_at.as_millis()
+        ],
+    )?;
+    Ok(Lease {
+        run,
+        owner: request.owner.clone(),
+        incarnation: unsigned(fence)?,
+        expires_at,
+    })
 }
 
 /// A lease on one run.
@@ -69,24 +48,19 @@ pub(super) struct Acquire {
 impl Work for Acquire {
     type Answer = Lease;
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<Lease, Fail> {
-        let sql = "SELECT r.quarantine, \
-             EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
-             FROM runs r WHERE r.run_id = ?";
-        let row = tx.row(sql, args![tx.now(), self.run.as_str()]).await?;
-        let Some(row) = row else {
-            return Err(absent(tx, &self.run).await?.into());
-        };
-        let mut cells = Cells::new(&row);
-        let quarantine: Option<String> = cells.get()?;
-        if cells.get()? {
-            return Err(StoreError::Busy.into());
+    fn run(self, tx: &mut Tx<'_>) -> Result<Lease, Fail> {
+        let found = tx.row(
+            "SELECT EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?), r.quarantine \
+             FROM runs r WHERE r.run_id = ?",
+            params![tx.now(), self.run.as_str()],
+            |row| Ok((row.get::<_, bool>(0)?, row.get::<_, Option<String>>(1)?)),
+        )?;
+        match found {
+            None => Err(absent(tx, &self.run)?.into()),
+            Some((true, _)) => Err(StoreError::Busy.into()),
+            Some((false, Some(why))) => Err(StoreError::corrupt(why).into()),
+            Some((false, None)) => grant(tx, self.run, &self.request),
         }
-        if let Some(why) = quarantine {
-            return Err(StoreError::corrupt(why).into());
-        }
-        let lease = grant(tx, vec![self.run], self.request).await?.pop();
-        Ok(lease.ok_or_else(|| StoreError::corrupt("the run has no fence"))?)
     }
 }
 
@@ -96,32 +70,33 @@ pub(super) struct ClaimDue(pub(super) Claim);
 impl Work for ClaimDue {
     type Answer = Vec<Lease>;
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<Vec<Lease>, Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<Vec<Lease>, Fail> {
+        let Self(claim) = self;
+        let except: Vec<_> = claim.except.iter().map(RunId::as_str).collect();
         // A run of a newer schema is left to those who know it.
-        let sql = "SELECT r.run_id FROM runs r INDEXED BY runs_due \
+        let runs = tx.rows(
+            "SELECT r.run_id FROM runs r INDEXED BY runs_due \
              WHERE r.due_at <= ? AND r.quarantine IS NULL AND r.schema_version <= ? \
              AND (r.kind, r.definition) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?)) \
              AND r.run_id NOT IN (SELECT value FROM json_each(?)) \
              AND NOT EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
-             ORDER BY r.due_at, r.run_id LIMIT ?";
-        let Self(claim) = self;
-        let args = args![
-            tx.wall().as_millis(),
-            SCHEMA_VERSION,
-            json!(claim.definitions).to_string(),
-            ids(claim.except.iter()),
-            tx.now(),
-            i64::from(claim.limit),
-        ];
-        let rows = tx.rows(sql, args).await?;
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        let runs = rows
-            .iter()
-            .map(|row| Cells::new(row).run())
-            .collect::<Result<_, _>>()?;
-        grant(tx, runs, claim.lease).await
+             ORDER BY r.due_at, r.run_id LIMIT ?",
+            params![
+                tx.wall().as_millis(),
+                SCHEMA_VERSION,
+                json!(claim.definitions).to_string(),
+                json!(except).to_string(),
+                tx.now(),
+                claim.limit,
+            ],
+            |row| row.get::<_, String>(0),
+        )?;
+        runs.into_iter()
+            .map(|run| {
+                let run = RunId::new(&run).map_err(|error| StoreError::corrupt(error.to_string()))?;
+                grant(tx, run, &claim.lease)
+            })
+            .collect()
     }
 }
 
@@ -134,36 +109,27 @@ pub(super) struct Renew {
 impl Work for Renew {
     type Answer = Vec<Renewal>;
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<Vec<Renewal>, Fail> {
-        let expires_at = tx.clocks().expiry(self.ttl);
-        let handles: Vec<_> = self
-            .leases
-            .iter()
-            .map(|lease| json!([lease.run, signed(lease.incarnation)]))
-            .collect();
-        let sql = "UPDATE run_leases SET expires_at = ? WHERE expires_at > ? \
-             AND (run_id, incarnation) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?)) \
-             RETURNING run_id, incarnation, (SELECT r.signal FROM runs r WHERE r.run_id = run_leases.run_id)";
-        let args = args![expires_at.as_millis(), tx.now(), json!(handles).to_string()];
-        let mut live = BTreeMap::new();
-        for row in tx.rows(sql, args).await? {
-            let mut cells = Cells::new(&row);
-            let (run, incarnation) = (cells.run()?, cells.count()?);
-            if let Some(signal) = cells.get::<Option<i64>>()? {
-                live.insert(run, (incarnation, unsigned(signal)?));
-            }
-        }
-        Ok(self
-            .leases
-            .iter()
-            .map(|lease| match live.get(&lease.run) {
-                Some((incarnation, signal)) if *incarnation == lease.incarnation => Renewal::Live {
+    fn run(self, tx: &mut Tx<'_>) -> Result<Vec<Renewal>, Fail> {
+        let (now, expires_at) = (tx.now(), tx.clocks().expiry(self.ttl));
+        let mut renewals = Vec::with_capacity(self.leases.len());
+        for lease in &self.leases {
+            let id = lease.run.as_str();
+            let live = tx.execute(
+                "UPDATE run_leases SET expires_at = ? WHERE run_id = ? AND incarnation = ? AND expires_at > ?",
+                params![expires_at.as_millis(), id, signed(lease.incarnation), now],
+            )?;
+            let signal = tx.row("SELECT signal FROM runs WHERE run_id = ?", params![id], |row| {
+                row.get::<_, i64>(0)
+            })?;
+            renewals.push(match signal {
+                Some(signal) if live == 1 => Renewal::Live {
                     expires_at,
-                    signal: *signal,
+                    signal: unsigned(signal)?,
                 },
                 Some(_) | None => Renewal::Lost,
-            })
-            .collect())
+            });
+        }
+        Ok(renewals)
     }
 }
 
@@ -173,16 +139,20 @@ pub(super) struct Release(pub(super) Lease);
 impl Work for Release {
     type Answer = ();
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
         let Self(lease) = self;
-        let sql = "DELETE FROM run_leases WHERE run_id = ? AND incarnation = ? AND expires_at > ? \
-             RETURNING (SELECT r.due_at FROM runs r WHERE r.run_id = run_leases.run_id)";
-        let args = args![lease.run.as_str(), signed(lease.incarnation), tx.now()];
-        let Some(row) = tx.row(sql, args).await? else {
+        let id = lease.run.as_str();
+        let given = tx.execute(
+            "DELETE FROM run_leases WHERE run_id = ? AND incarnation = ? AND expires_at > ?",
+            params![id, signed(lease.incarnation), tx.now()],
+        )?;
+        if given == 0 {
             return Err(StoreError::LeaseLost.into());
-        };
-        let due_at: Option<i64> = Cells::new(&row).get()?;
-        if due_at.is_some_and(|due| due <= tx.wall().as_millis()) {
+        }
+        let due_at = tx.row("SELECT due_at FROM runs WHERE run_id = ?", params![id], |row| {
+            row.get::<_, Option<i64>>(0)
+        })?;
+        if due_at.flatten().is_some_and(|due| due <= tx.wall().as_millis()) {
             tx.hint(Hint::Claimable(lease.run));
         }
         Ok(())
@@ -198,22 +168,19 @@ pub(super) struct Disown {
 impl Work for Disown {
     type Answer = ();
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
         let Self { lease, why } = self;
-        let mut script = Script::new();
-        script
-            .statement("DELETE FROM run_leases WHERE run_id = ? AND incarnation = ?")
-            .put(lease.run.as_str())
-            .put(signed(lease.incarnation));
+        let id = lease.run.as_str();
+        tx.execute(
+            "DELETE FROM run_leases WHERE run_id = ? AND incarnation = ?",
+            params![id, signed(lease.incarnation)],
+        )?;
         if let Some(why) = why {
-            script
-                .statement("UPDATE runs SET quarantine = ? WHERE run_id = ?")
-                .put(why)
-                .put(lease.run.as_str());
+            tx.execute(
+                "UPDATE runs SET quarantine = ? WHERE run_id = ?",
+                params![why, id],
+            )?;
         }
-        match tx.script(script).await? {
-            Ok(_) => Ok(()),
-            Err((refusal, error)) => Err(fail::refused(refusal, &error).into()),
-        }
+        Ok(())
     }
 }

@@ -1,23 +1,13 @@
 //! Retention, deletion, and what is done about corrupt runs.
 
-use super::fail::{self, Fail};
-use super::rows::Cells;
-#[cfg(feature = "testing")]
-use super::script::Args;
-use super::script::{Script, args};
+use rusqlite::{named_params, params};
+
+use super::fail::Fail;
 use super::transition::absent;
 use super::writer::{Tx, Work};
 use crate::ids::RunId;
 use crate::record::Status;
 use crate::store::{Hint, StoreError};
-
-/// Writes a script that nothing can refuse.
-async fn write(tx: &mut Tx<'_>, script: Script) -> Result<(), Fail> {
-    match tx.script(script).await? {
-        Ok(_) => Ok(()),
-        Err((refusal, error)) => Err(fail::refused(refusal, &error).into()),
-    }
-}
 
 /// Takes the state away from all but the newest checkpoints.
 pub(super) struct Prune {
@@ -28,44 +18,29 @@ pub(super) struct Prune {
 impl Work for Prune {
     type Answer = u64;
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<u64, Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<u64, Fail> {
         let id = self.run.as_str();
-        let sql = "SELECT (SELECT count(*) FROM checkpoints c WHERE c.run_id = r.run_id AND c.pruned = 0 \
-             AND c.revision <= k.revision), k.revision \
-             FROM runs r LEFT JOIN (SELECT revision FROM checkpoints WHERE run_id = ? ORDER BY revision DESC \
-             LIMIT 1 OFFSET ?) k WHERE r.run_id = ?";
-        let keep = i64::from(self.keep.max(1));
-        let Some(row) = tx.row(sql, args![id, keep, id]).await? else {
-            return Err(absent(tx, &self.run).await?.into());
-        };
-        let mut cells = Cells::new(&row);
-        let pruned = cells.count()?;
-        let newest: Option<i64> = cells.get()?;
-        let mut script = Script::new();
-        script
-            .statement("UPDATE checkpoints SET pruned = 1, state = NULL WHERE run_id = ? AND pruned = 0 AND revision <= ?")
-            .put(id)
-            .put(newest);
+        let sql = "SELECT 1 FROM runs WHERE run_id = ?";
+        if tx.row(sql, params![id], |_| Ok(()))?.is_none() {
+            return Err(absent(tx, &self.run)?.into());
+        }
+        let pruned = tx.execute(
+            "UPDATE checkpoints SET pruned = 1, state = NULL WHERE run_id = :run_id AND pruned = 0 AND revision <= \
+             (SELECT revision FROM checkpoints WHERE run_id = :run_id ORDER BY revision DESC LIMIT 1 OFFSET :keep)",
+            named_params! { ":run_id": id, ":keep": self.keep.max(1) },
+        )?;
         // Long payloads that no row names any more.
-        script
-            .statement(
-                "DELETE FROM blobs WHERE run_id = ? AND digest NOT IN (\
-                 SELECT state_digest FROM runs WHERE run_id = ? \
-                 UNION ALL SELECT state_digest FROM checkpoints WHERE run_id = ? AND pruned = 0 \
-                 UNION ALL SELECT input_digest FROM activities WHERE run_id = ? \
-                 UNION ALL SELECT output_digest FROM activities WHERE run_id = ? AND output_digest IS NOT NULL \
-                 UNION ALL SELECT subject_digest FROM waits WHERE run_id = ? \
-                 UNION ALL SELECT delivered_digest FROM waits WHERE run_id = ? AND delivered_digest IS NOT NULL)",
-            )
-            .put(id)
-            .put(id)
-            .put(id)
-            .put(id)
-            .put(id)
-            .put(id)
-            .put(id);
-        write(tx, script).await?;
-        Ok(pruned)
+        tx.execute(
+            "DELETE FROM blobs WHERE run_id = :run_id AND digest NOT IN (\
+             SELECT state_digest FROM runs WHERE run_id = :run_id \
+             UNION ALL SELECT state_digest FROM checkpoints WHERE run_id = :run_id AND pruned = 0 \
+             UNION ALL SELECT input_digest FROM activities WHERE run_id = :run_id \
+             UNION ALL SELECT output_digest FROM activities WHERE run_id = :run_id AND output_digest IS NOT NULL \
+             UNION ALL SELECT subject_digest FROM waits WHERE run_id = :run_id \
+             UNION ALL SELECT delivered_digest FROM waits WHERE run_id = :run_id AND delivered_digest IS NOT NULL)",
+            named_params! { ":run_id": id },
+        )?;
+        Ok(pruned as u64)
     }
 }
 
@@ -75,7 +50,7 @@ pub(super) struct Delete(pub(super) RunId);
 impl Work for Delete {
     type Answer = ();
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
         const TABLES: [&str; 9] = [
             "DELETE FROM runs WHERE run_id = ?",
             "DELETE FROM run_leases WHERE run_id = ?",
@@ -88,25 +63,25 @@ impl Work for Delete {
             "DELETE FROM blobs WHERE run_id = ?",
         ];
         let Self(run) = self;
-        let sql = "SELECT r.status, \
-             EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
-             FROM runs r WHERE r.run_id = ?";
-        let Some(row) = tx.row(sql, args![tx.now(), run.as_str()]).await? else {
-            return Err(absent(tx, &run).await?.into());
+        let found = tx.row(
+            "SELECT EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?), r.status \
+             FROM runs r WHERE r.run_id = ?",
+            params![tx.now(), run.as_str()],
+            |row| Ok((row.get::<_, bool>(0)?, row.get::<_, String>(1)?)),
+        )?;
+        let Some((held, status)) = found else {
+            return Err(absent(tx, &run)?.into());
         };
-        let mut cells = Cells::new(&row);
-        let over = Status::parse(cells.get()?).is_some_and(Status::is_terminal);
-        if cells.get()? {
+        if held {
             return Err(StoreError::Busy.into());
         }
-        if !over {
+        if !Status::parse(&status).is_some_and(Status::is_terminal) {
             return Err(StoreError::NotIdle.into());
         }
-        let mut script = Script::new();
         for table in TABLES {
-            script.statement(table).put(run.as_str());
+            tx.execute(table, params![run.as_str()])?;
         }
-        write(tx, script).await
+        Ok(())
     }
 }
 
@@ -119,11 +94,11 @@ pub(super) struct Quarantine {
 impl Work for Quarantine {
     type Answer = ();
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
-        let sql = "UPDATE runs SET quarantine = ? WHERE run_id = ? RETURNING 1";
-        match tx.row(sql, args![self.why, self.run.as_str()]).await? {
-            Some(_) => Ok(()),
-            None => Err(absent(tx, &self.run).await?.into()),
+    fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
+        let sql = "UPDATE runs SET quarantine = ? WHERE run_id = ?";
+        match tx.execute(sql, params![self.why, self.run.as_str()])? {
+            0 => Err(absent(tx, &self.run)?.into()),
+            _ => Ok(()),
         }
     }
 }
@@ -148,29 +123,34 @@ pub(super) enum Change {
 impl Work for Repair {
     type Answer = bool;
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<bool, Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<bool, Fail> {
         let id = self.run.as_str();
-        let row = match self.change {
-            Change::Whole { due_at } => {
-                let sql = "UPDATE runs SET due_at = ?, quarantine = NULL \
-                     WHERE run_id = ? AND revision = ? AND signal = ? RETURNING due_at, \
-                     EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = runs.run_id AND l.expires_at > ?)";
-                let args = args![due_at, id, self.revision, self.signal, tx.now()];
-                tx.row(sql, args).await?
-            }
-            Change::Corrupt { why } => {
-                let sql = "UPDATE runs SET quarantine = coalesce(quarantine, ?) \
-                     WHERE run_id = ? AND revision = ? AND signal = ? RETURNING NULL, 1";
-                tx.row(sql, args![why, id, self.revision, self.signal]).await?
-            }
+        let (written, due_at) = match self.change {
+            Change::Whole { due_at } => (
+                tx.execute(
+                    "UPDATE runs SET due_at = ?, quarantine = NULL WHERE run_id = ? AND revision = ? AND signal = ?",
+                    params![due_at, id, self.revision, self.signal],
+                )?,
+                due_at,
+            ),
+            Change::Corrupt { why } => (
+                tx.execute(
+                    "UPDATE runs SET quarantine = coalesce(quarantine, ?) \
+                     WHERE run_id = ? AND revision = ? AND signal = ?",
+                    params![why, id, self.revision, self.signal],
+                )?,
+                None,
+            ),
         };
-        let Some(row) = row else {
+        if written == 0 {
             return Ok(false);
-        };
-        let mut cells = Cells::new(&row);
-        let due_at: Option<i64> = cells.get()?;
-        let held: bool = cells.get()?;
-        if !held && due_at.is_some_and(|due| due <= tx.wall().as_millis()) {
+        }
+        let held = tx.row(
+            "SELECT 1 FROM run_leases WHERE run_id = ? AND expires_at > ?",
+            params![id, tx.now()],
+            |_| Ok(()),
+        )?;
+        if held.is_none() && due_at.is_some_and(|due| due <= tx.wall().as_millis()) {
             tx.hint(Hint::Claimable(self.run));
         }
         Ok(true)
@@ -185,17 +165,15 @@ pub(super) struct LimitGrowth(pub(super) Option<u32>);
 impl Work for LimitGrowth {
     type Answer = ();
 
-    async fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
+    fn run(self, tx: &mut Tx<'_>) -> Result<(), Fail> {
         let limit = match self.0 {
             Some(pages) => {
-                let row = tx.row("PRAGMA page_count", Args::default()).await?;
-                let row = row.ok_or_else(|| StoreError::corrupt("no page count"))?;
-                Cells::new(&row).get::<i64>()? + i64::from(pages)
+                let now = tx.row("PRAGMA page_count", [], |row| row.get::<_, i64>(0))?;
+                now.unwrap_or(0) + i64::from(pages)
             }
             None => i64::from(u32::MAX - 1),
         };
-        let sql = format!("PRAGMA max_page_count = {limit}");
-        tx.row(sqlx::AssertSqlSafe(sql), Args::default()).await?;
+        tx.row(&format!("PRAGMA max_page_count = {limit}"), [], |_| Ok(()))?;
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! Leases live by the host's monotonic clock, due work by its wall clock, see `clock`.
 
+mod args;
 mod beside;
 mod clock;
 mod connect;
@@ -16,7 +17,6 @@ mod read;
 mod readers;
 mod rebuild;
 mod rows;
-mod script;
 mod transition;
 mod writer;
 
@@ -24,8 +24,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use self::clock::Clocks;
 use self::create::Creation;
@@ -35,7 +35,7 @@ use self::lifecycle::{Delete, Prune, Quarantine};
 use self::lock::FileLock;
 use self::read::Reads;
 use self::readers::Readers;
-use self::transition::{LastRevision, Transition};
+use self::transition::Transition;
 use self::writer::Writer;
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
@@ -57,12 +57,12 @@ pub struct SqliteStore {
     reads: Reads,
     clocks: Clocks,
     hints: Hints,
-    /// The writer's task, for whoever closes the store.
-    task: Mutex<Option<JoinHandle<()>>>,
+    /// Hears when the writer has ended.
+    ended: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
 impl SqliteStore {
-    /// Opens this file, or makes it. Needs a tokio runtime, which must outlive the store.
+    /// Opens this file, or makes it.
     ///
     /// # Errors
     /// `open` when another store has the file, or its schema is not this program's, saying what to do; `unavailable`.
@@ -80,13 +80,13 @@ impl SqliteStore {
         let conn = connect::open(path).await?;
         let clocks = Clocks::new(clock);
         let hints = Hints::new();
-        let (writer, task) = Writer::start(path.to_owned(), conn, lock, clocks.clone(), hints.clone());
+        let (writer, ended) = Writer::start(path.to_owned(), conn, lock, clocks.clone(), hints.clone())?;
         Ok(Self {
             writer,
             reads: Reads::new(Readers::new(path), clocks.clone()),
             clocks,
             hints,
-            task: Mutex::new(Some(task)),
+            ended: Mutex::new(Some(ended)),
         })
     }
 
@@ -95,10 +95,11 @@ impl SqliteStore {
     pub async fn close(&self) {
         self.writer.close();
         self.reads.close().await;
-        if let Some(task) = self.task.lock().await.take()
-            && let Err(error) = task.await
+        let ended = self.ended.lock().take();
+        if let Some(ended) = ended
+            && ended.await.is_err()
         {
-            tracing::error!(%error, "the writer did not end in order");
+            tracing::error!("the writer did not end in order");
         }
     }
 
@@ -195,16 +196,7 @@ impl Store for SqliteStore {
     }
 
     fn commit(&self, commit: Commit) -> Answer<'_, Committed> {
-        Box::pin(async move {
-            let last = LastRevision {
-                run: commit.head.id.clone(),
-                guard: commit.guard.clone(),
-            };
-            match Transition::new(commit)? {
-                Some(transition) => self.writer.write(transition).await,
-                None => self.writer.write(last).await,
-            }
-        })
+        Box::pin(async move { self.writer.write(Transition::new(commit)?).await })
     }
 
     fn post(&self, post: Post) -> Answer<'_, u64> {

@@ -2,11 +2,11 @@
 
 use sqlx::AssertSqlSafe;
 
+use super::args::{Args, args};
 use super::clock::Clocks;
 use super::readers::{Readers, of_run};
 use super::rebuild::IndexRow;
 use super::rows::{self, Cells, bytes_of, checkpoint_columns, head_columns, signed};
-use super::script::{Args, args};
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
     ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, Status, StepRecord, WaitRecord,

@@ -8,9 +8,9 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteRow};
 use sqlx::{ConnectOptions as _, Connection as _, Either, Executor as _, Row as _, SqlSafeStr};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::args::Args;
 use super::connect;
 use super::fail;
-use super::script::Args;
 use crate::store::StoreError;
 
 /// Whether a run is there: true, false when it was deleted, no row when it never was. One parameter.

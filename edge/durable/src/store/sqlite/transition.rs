@@ -1,10 +1,10 @@
-//! Commits: one transition of one run. What most of them have is one statement, see `transition.sql`; whatever else there is
-//! follows it in a script. Rows are sealed before they are queued, so that the writer only writes.
+//! Commits: one transition of one run. Rows are sealed before they are queued, so that the writer only writes.
 
-use super::beside::{Beside, First, put_activity, put_event, put_step};
-use super::fail::{self, Fail, Refusal};
-use super::rows::{Cells, signed};
-use super::script::{Args, Script, args};
+use rusqlite::params;
+
+use super::beside::Beside;
+use super::fail::Fail;
+use super::rows::{signed, unsigned};
 use super::writer::{Tx, Work};
 use crate::envelope::{CheckpointRow, HeadRow};
 use crate::ids::{Revision, RunId};
@@ -12,64 +12,33 @@ use crate::payload::Digest;
 use crate::store::{Authority, Commit, Committed, Conflict, Guard, Hint, StoreError, check};
 use crate::time::Timestamp;
 
-const WRITE: &str = "INSERT INTO transition VALUES (\
-     ?, ?, ?, ?, ?, \
-     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-     ?, ?, \
-     ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-     ?, ?, ?, ?, \
-     ?, ?, ?, ?, ?, ?, \
-     ?, ?, ?, ?, ?, ?\
-     ) RETURNING (SELECT signal FROM runs WHERE run_id = ?)";
-
-/// The columns of a head from `kind` to `updated_at`, in the order in which `transition` and `runs` are written.
-pub(super) fn put_head(args: &mut Args, head: HeadRow, due_at: Option<Timestamp>) {
-    args.put(head.kind)
-        .put(head.definition)
-        .put(head.status)
-        .put(head.cursor)
-        .put(head.activation)
-        .put(head.schema_version)
-        .put(head.parent_id)
-        .put(head.root_id)
-        .payload(head.state)
-        .bytes(head.budgets)
-        .some_bytes(head.outcome)
-        .bytes(head.body)
-        .some_digest(head.seal.as_ref())
-        .put(head.waiting_kind)
-        .put(due_at.map(Timestamp::as_millis))
-        .put(head.deadline)
-        .put(head.created_at)
-        .put(head.updated_at);
-}
-
 /// A commit, sealed and ready to be written.
 pub(super) struct Transition {
     run: RunId,
     guard: Guard,
-    revision: Revision,
+    /// What will be assigned; `None` when the last one is used up.
+    revision: Option<Revision>,
     head: HeadRow,
     checkpoint_seal: Option<Digest>,
     due_at: Option<Timestamp>,
     release: bool,
-    first: First,
-    /// What the statement has no columns for.
-    more: Beside,
+    beside: Beside,
 }
 
 impl Transition {
     /// # Errors
-    /// `corrupt` when the commit is none; `too_large`. `None` for the revision after the last one, see `LastRevision`.
-    pub(super) fn new(mut commit: Commit) -> Result<Option<Self>, StoreError> {
+    /// `corrupt` when the commit is none; `too_large`.
+    pub(super) fn new(mut commit: Commit) -> Result<Self, StoreError> {
         check::commit(&commit)?;
         // The guard pins what is found, so the revision that will be assigned is known here.
-        let Ok(revision) = commit.guard.revision.next() else {
-            return Ok(None);
-        };
-        let head = HeadRow::seal(&commit.head, &commit.state, revision)?;
-        let mut more = Beside::of_commit(&mut commit)?;
-        Ok(Some(Self {
+        let revision = commit.guard.revision.next().ok();
+        let head = HeadRow::seal(
+            &commit.head,
+            &commit.state,
+            revision.unwrap_or(commit.guard.revision),
+        )?;
+        Ok(Self {
+            beside: Beside::of_commit(&mut commit)?,
             run: commit.head.id,
             guard: commit.guard,
             revision,
@@ -77,114 +46,160 @@ impl Transition {
             head,
             due_at: commit.due_at,
             release: commit.release,
-            first: more.take_first(),
-            more,
-        }))
+        })
+    }
+
+    /// Writes the head when the guard holds. Head, lease and inbox are looked at in the statement that writes.
+    fn write_head(&self, tx: &Tx<'_>, revision: Revision, now: i64) -> Result<bool, Fail> {
+        let head = &self.head;
+        let incarnation = match &self.guard.authority {
+            Authority::Lease(lease) => Some(signed(lease.incarnation)),
+            Authority::Idle => None,
+        };
+        let written = tx.execute(
+            "UPDATE runs SET status = ?6, cursor = ?7, activation = ?8, revision = ?9, schema_version = ?10, \
+             root_id = ?11, state = ?12, state_digest = ?13, budgets = ?14, outcome = ?15, body = ?16, seal = ?17, \
+             waiting_kind = ?18, due_at = ?19, deadline = ?20, updated_at = ?21 \
+             WHERE run_id = ?1 AND revision = ?2 AND (?3 IS NULL OR signal = ?3) AND CASE WHEN ?4 IS NULL \
+             THEN NOT EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = ?1 AND l.expires_at > ?5) \
+             ELSE EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = ?1 AND l.incarnation = ?4 \
+             AND l.expires_at > ?5) END",
+            params![
+                head.run_id,
+                signed(self.guard.revision.get()),
+                self.guard.signal.map(signed),
+                incarnation,
+                now,
+                head.status,
+                head.cursor,
+                head.activation,
+                signed(revision.get()),
+                head.schema_version,
+                head.root_id,
+                head.state.inline.as_deref(),
+                head.state.digest,
+                &*head.budgets,
+                head.outcome.as_deref(),
+                &*head.body,
+                head.seal,
+                head.waiting_kind,
+                self.due_at.map(Timestamp::as_millis),
+                head.deadline,
+                head.updated_at,
+            ],
+        )?;
+        Ok(written == 1)
+    }
+
+    /// The inbox's number. What identifies a run is indexed and hardly ever changes: it is written only when it does.
+    fn signal(&self, tx: &Tx<'_>) -> Result<u64, Fail> {
+        let head = &self.head;
+        let found = tx.row(
+            "SELECT signal, kind IS ? AND definition IS ? AND parent_id IS ? AND created_at IS ? \
+             FROM runs WHERE run_id = ?",
+            params![
+                head.kind,
+                head.definition,
+                head.parent_id,
+                head.created_at,
+                head.run_id
+            ],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )?;
+        let (signal, same): (i64, bool) = found.ok_or(StoreError::NotFound)?;
+        if !same {
+            tx.execute(
+                "UPDATE runs SET kind = ?, definition = ?, parent_id = ?, created_at = ? WHERE run_id = ?",
+                params![
+                    head.kind,
+                    head.definition,
+                    head.parent_id,
+                    head.created_at,
+                    head.run_id
+                ],
+            )?;
+        }
+        Ok(unsigned(signal)?)
     }
 }
 
 impl Work for Transition {
     type Answer = Committed;
 
-    async fn run(mut self, tx: &mut Tx<'_>) -> Result<Committed, Fail> {
-        let run = self.run;
-        self.more.add_missing(tx, &run).await?;
-        let incarnation = match &self.guard.authority {
-            Authority::Lease(lease) => Some(signed(lease.incarnation)),
-            Authority::Idle => None,
-        };
+    fn run(self, tx: &mut Tx<'_>) -> Result<Committed, Fail> {
         let now = tx.now();
-        let mut script = Script::new();
-        let mut alone = Args::default();
-        let is_alone = self.more.is_empty();
-        let args = if is_alone {
-            &mut alone
-        } else {
-            script.statement(WRITE)
+        let Some(revision) = self.revision else {
+            let why = verdict(tx, &self.run, &self.guard, now)?;
+            return Err(why.unwrap_or(StoreError::RevisionsExhausted).into());
         };
-        args.put(run.as_str())
-            .put(signed(self.guard.revision.get()))
-            .put(incarnation)
-            .put(self.guard.signal.map(signed))
-            .put(now);
-        put_head(args, self.head, self.due_at);
-        args.some_digest(self.checkpoint_seal.as_ref()).put(self.release);
-        match self.first.activity {
-            Some(row) => put_activity(args, row),
-            None => drop(args.nulls(9)),
+        if !self.write_head(tx, revision, now)? {
+            let why = verdict(tx, &self.run, &self.guard, now)?;
+            return Err(why
+                .unwrap_or_else(|| StoreError::corrupt("not written: the guard holds and does not"))
+                .into());
         }
-        match self.first.step {
-            Some(row) => put_step(args, row),
-            None => drop(args.nulls(4)),
+        let signal = self.signal(tx)?;
+        write_checkpoint(tx, &self.head, self.checkpoint_seal.as_ref())?;
+        self.beside.write(tx, &self.run)?;
+        if self.release {
+            tx.execute(
+                "DELETE FROM run_leases WHERE run_id = ?",
+                params![self.head.run_id],
+            )?;
         }
-        for event in self.first.events {
-            match event {
-                Some(event) => put_event(args, event),
-                None => drop(args.nulls(6)),
-            }
-        }
-        args.put(run.as_str());
-
-        let answer = if is_alone {
-            tx.statement(WRITE, alone).await?
-        } else {
-            self.more.write(&run, &mut script);
-            let rows = tx.script(script).await?;
-            rows.map(|rows| rows.into_iter().next())
-        };
-        let row = match answer {
-            Ok(row) => row.ok_or_else(|| StoreError::corrupt("not written: no answer"))?,
-            Err((Refusal::Guard, error)) => {
-                let why = verdict(tx, &run, &self.guard, now).await?;
-                return Err(why
-                    .unwrap_or_else(|| fail::refused(Refusal::Guard, &error))
-                    .into());
-            }
-            Err((refusal, error)) => return Err(fail::refused(refusal, &error).into()),
-        };
         let now = tx.wall();
-        if (self.release || incarnation.is_none()) && self.due_at.is_some_and(|due| due <= now) {
-            tx.hint(Hint::Claimable(run));
+        let unheld = self.release || self.guard.authority == Authority::Idle;
+        if unheld && self.due_at.is_some_and(|due| due <= now) {
+            tx.hint(Hint::Claimable(self.run));
         }
         Ok(Committed {
-            revision: self.revision,
-            signal: Cells::new(&row).count()?,
+            revision,
+            signal,
             now,
         })
     }
 }
 
-/// A commit over the last revision there is: refused, after the guard has had its say (D108).
-pub(super) struct LastRevision {
-    pub(super) run: RunId,
-    pub(super) guard: Guard,
-}
-
-impl Work for LastRevision {
-    type Answer = Committed;
-
-    async fn run(self, tx: &mut Tx<'_>) -> Result<Committed, Fail> {
-        let now = tx.now();
-        let why = verdict(tx, &self.run, &self.guard, now).await?;
-        Err(why.unwrap_or(StoreError::RevisionsExhausted).into())
-    }
+/// The checkpoint of a head, see `CheckpointRow::of`.
+pub(super) fn write_checkpoint(tx: &Tx<'_>, head: &HeadRow, seal: Option<&Digest>) -> Result<(), Fail> {
+    tx.execute(
+        "INSERT INTO checkpoints (run_id, revision, status, cursor, activation, state, state_digest, seal, created_at) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        params![
+            head.run_id,
+            head.revision,
+            head.status,
+            head.cursor,
+            head.activation,
+            head.state.inline.as_deref(),
+            head.state.digest,
+            seal,
+            head.updated_at,
+        ],
+    )?;
+    Ok(())
 }
 
 /// Why a guard does not hold at this moment of the lease clock: head first, then lease, then inbox.
-async fn verdict(tx: &mut Tx<'_>, run: &RunId, guard: &Guard, now: i64) -> Result<Option<StoreError>, Fail> {
-    let sql = "SELECT r.revision, r.signal, l.incarnation FROM runs r \
-         LEFT JOIN run_leases l ON l.run_id = r.run_id AND l.expires_at > ? WHERE r.run_id = ?";
-    let row = tx.row(sql, args![now, run.as_str()]).await?;
-    let Some(row) = row else {
-        return absent(tx, run).await.map(Some);
+fn verdict(tx: &Tx<'_>, run: &RunId, guard: &Guard, now: i64) -> Result<Option<StoreError>, Fail> {
+    let found = tx.row(
+        "SELECT r.revision, r.signal, l.incarnation FROM runs r \
+         LEFT JOIN run_leases l ON l.run_id = r.run_id AND l.expires_at > ? WHERE r.run_id = ?",
+        params![now, run.as_str()],
+        |row| {
+            Ok((
+                row.get::<_, i64>(0)?,
+                row.get::<_, i64>(1)?,
+                row.get::<_, Option<i64>>(2)?,
+            ))
+        },
+    )?;
+    let Some((revision, signal, live)) = found else {
+        return absent(tx, run).map(Some);
     };
-    let mut cells = Cells::new(&row);
-    let found = cells.count()?;
-    let signal = cells.count()?;
-    let live = cells.get::<Option<i64>>()?;
-    let found = Revision::new(found).map_err(|_| StoreError::corrupt("head: revision"))?;
-    if found != guard.revision {
-        return Ok(Some(StoreError::Conflict(Conflict::Revision(found))));
+    let revision = Revision::new(unsigned(revision)?).map_err(|_| StoreError::corrupt("head: revision"))?;
+    if revision != guard.revision {
+        return Ok(Some(StoreError::Conflict(Conflict::Revision(revision))));
     }
     match &guard.authority {
         Authority::Lease(lease) if live != Some(signed(lease.incarnation)) => {
@@ -193,6 +208,7 @@ async fn verdict(tx: &mut Tx<'_>, run: &RunId, guard: &Guard, now: i64) -> Resul
         Authority::Idle if live.is_some() => return Ok(Some(StoreError::Busy)),
         Authority::Lease(_) | Authority::Idle => {}
     }
+    let signal = unsigned(signal)?;
     Ok(match guard.signal {
         Some(seen) if seen != signal => Some(StoreError::Conflict(Conflict::Signal(signal))),
         Some(_) | None => None,
@@ -200,10 +216,10 @@ async fn verdict(tx: &mut Tx<'_>, run: &RunId, guard: &Guard, now: i64) -> Resul
 }
 
 /// What is said of a run that has no row: a fence without one is a tombstone.
-pub(super) async fn absent(tx: &mut Tx<'_>, run: &RunId) -> Result<StoreError, Fail> {
+pub(super) fn absent(tx: &Tx<'_>, run: &RunId) -> Result<StoreError, Fail> {
     let sql = "SELECT 1 FROM run_fences WHERE run_id = ?";
-    Ok(match tx.row(sql, args![run.as_str()]).await? {
-        Some(_) => StoreError::Deleted,
+    Ok(match tx.row(sql, params![run.as_str()], |_| Ok(()))? {
+        Some(()) => StoreError::Deleted,
         None => StoreError::NotFound,
     })
 }

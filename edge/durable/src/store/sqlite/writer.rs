@@ -1,24 +1,24 @@
-//! The one writer. It takes what is queued, at most `BATCH` jobs, writes them in one transaction, and answers when that is
-//! durable: the disk is waited for once per batch, and no job waits for others to come (durable-api §9).
+//! The one writer, a thread with a connection of its own. It takes what is queued, at most `BATCH` jobs, writes them in one
+//! transaction, and answers when that is durable: the disk is waited for once per batch, and no job waits for others to come
+//! (durable-api §9).
 //!
-//! A job that is refused fails alone: its statement undid itself, or its savepoint did. When SQLite gives up the transaction,
+//! Each job stands in a savepoint: one that is refused or fails is undone and fails alone. When SQLite gives up the transaction,
 //! nothing of the batch was written and everybody in it is told so. When the commit fails, nobody knows.
+//!
+//! The reads go through sqlx, this does not: a driver that hands each statement to a thread costs two switches of threads per
+//! statement, which is more than the statement does.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-use futures_util::TryStreamExt as _;
-use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Either, Executor as _, SqlSafeStr};
+use rusqlite::{Connection, OptionalExtension as _, Params, Row};
 use tokio::sync::{mpsc, oneshot};
 
 use super::clock::Clocks;
 use super::connect;
-use super::fail::{self, Fail, Refusal};
+use super::fail::{self, Fail};
 use super::lock::FileLock;
-use super::script::{Args, Script};
 use crate::store::{Hint, Hints, StoreError};
 use crate::time::Timestamp;
 
@@ -28,17 +28,17 @@ const BATCH: usize = 256;
 /// Jobs that may wait for the writer; further callers wait for a place.
 const QUEUE: usize = 1024;
 
-/// One change of the database. It asks what it needs and then writes with one statement or one script, so that a refusal
-/// leaves no trace.
+/// One change of the database.
 pub(super) trait Work: Send + 'static {
     type Answer: Send + 'static;
 
-    fn run(self, tx: &mut Tx<'_>) -> impl Future<Output = Result<Self::Answer, Fail>> + Send;
+    /// Writes, or says why not; what was written before an error is undone.
+    fn run(self, tx: &mut Tx<'_>) -> Result<Self::Answer, Fail>;
 }
 
 /// A transaction in progress.
 pub(super) struct Tx<'c> {
-    conn: &'c mut SqliteConnection,
+    conn: &'c Connection,
     clocks: &'c Clocks,
     hints: &'c mut Vec<Hint>,
 }
@@ -62,69 +62,29 @@ impl Tx<'_> {
         self.hints.push(hint);
     }
 
-    /// The first row of a statement that reads, or that writes and can be refused by nothing but a lost transaction.
-    pub(super) async fn row(&mut self, sql: impl SqlSafeStr, args: Args) -> Result<Option<SqliteRow>, Fail> {
-        self.conn
-            .fetch_optional(sqlx::query_with(sql, args.finish()?))
-            .await
-            .map_err(Fail::Lost)
+    /// How many rows a statement wrote.
+    pub(super) fn execute(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
+        self.conn.prepare_cached(sql)?.execute(params)
     }
 
-    /// Every row of such a statement.
-    pub(super) async fn rows(&mut self, sql: impl SqlSafeStr, args: Args) -> Result<Vec<SqliteRow>, Fail> {
-        self.conn
-            .fetch_all(sqlx::query_with(sql, args.finish()?))
-            .await
-            .map_err(Fail::Lost)
+    /// The first row.
+    pub(super) fn row<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Option<T>> {
+        self.conn.prepare_cached(sql)?.query_row(params, read).optional()
     }
 
-    /// The first row of one statement that is atomic by itself. A refusal is an answer.
-    pub(super) async fn statement(
-        &mut self,
-        sql: impl SqlSafeStr,
-        args: Args,
-    ) -> Result<Result<Option<SqliteRow>, (Refusal, sqlx::Error)>, Fail> {
-        let query = sqlx::query_with(sql, args.finish()?);
-        let error = match self.conn.fetch_optional(query).await {
-            Ok(row) => return Ok(Ok(row)),
-            Err(error) => error,
-        };
-        match fail::refusal(&error) {
-            Some(refusal) if refusal.is_ours() => Ok(Err((refusal, error))),
-            // A constraint undoes its statement, but one that somebody else has put there may undo the transaction.
-            Some(refusal) if !is_outside(self.conn).await => Ok(Err((refusal, error))),
-            Some(_) | None => Err(Fail::Lost(error)),
-        }
-    }
-
-    /// All rows of all statements of a script, which stands in a savepoint. A refusal is an answer; the script is undone then.
-    pub(super) async fn script(
-        &mut self,
-        script: Script,
-    ) -> Result<Result<Vec<SqliteRow>, (Refusal, sqlx::Error)>, Fail> {
-        let persistent = script.is_common();
-        let (sql, args) = script.finish()?;
-        let query = sqlx::query_with(AssertSqlSafe(sql), args).persistent(persistent);
-        let answer: Result<Vec<_>, _> = self
-            .conn
-            .fetch_many(query)
-            .try_filter_map(|item| async {
-                Ok(match item {
-                    Either::Left(_) => None,
-                    Either::Right(row) => Some(row),
-                })
-            })
-            .try_collect()
-            .await;
-        let error = match answer {
-            Ok(rows) => return Ok(Ok(rows)),
-            Err(error) => error,
-        };
-        let Some(refusal) = fail::refusal(&error) else {
-            return Err(Fail::Lost(error));
-        };
-        self.conn.execute(Script::UNDO).await.map_err(Fail::Lost)?;
-        Ok(Err((refusal, error)))
+    /// Every row.
+    pub(super) fn rows<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Vec<T>> {
+        self.conn.prepare_cached(sql)?.query_map(params, read)?.collect()
     }
 }
 
@@ -133,7 +93,7 @@ type Settle = Box<dyn FnOnce(Option<StoreError>) + Send>;
 
 /// A job whose answer is kept until it is durable.
 trait Job: Send {
-    fn run<'a>(self: Box<Self>, tx: &'a mut Tx<'_>) -> BoxFuture<'a, (Settle, Option<sqlx::Error>)>;
+    fn run(self: Box<Self>, tx: &mut Tx<'_>) -> (Settle, Option<rusqlite::Error>);
     fn refuse(self: Box<Self>, error: StoreError);
 }
 
@@ -143,28 +103,52 @@ struct Waiting<W: Work> {
 }
 
 impl<W: Work> Job for Waiting<W> {
-    fn run<'a>(self: Box<Self>, tx: &'a mut Tx<'_>) -> BoxFuture<'a, (Settle, Option<sqlx::Error>)> {
-        Box::pin(async move {
-            let Self { work, reply } = *self;
-            let (answer, lost) = match work.run(tx).await {
-                Ok(answer) => (Ok(answer), None),
-                Err(Fail::Own(error)) => (Err(error), None),
-                Err(Fail::Lost(error)) => (Err(gone()), Some(error)),
-            };
-            let settle: Settle = Box::new(move |failed| {
-                // A caller that has left needs no answer.
-                let _ = reply.send(match failed {
-                    None => answer,
-                    Some(error) => Err(error),
-                });
+    fn run(self: Box<Self>, tx: &mut Tx<'_>) -> (Settle, Option<rusqlite::Error>) {
+        let Self { work, reply } = *self;
+        let (answer, lost) = match in_savepoint(work, tx) {
+            Ok(answer) => (Ok(answer), None),
+            Err(Fail::Own(error)) => (Err(error), None),
+            Err(Fail::Driver(error)) => (Err(gone()), Some(error)),
+        };
+        let settle: Settle = Box::new(move |failed| {
+            // A caller that has left needs no answer.
+            let _ = reply.send(match failed {
+                None => answer,
+                Some(error) => Err(error),
             });
-            (settle, lost)
-        })
+        });
+        (settle, lost)
     }
 
     fn refuse(self: Box<Self>, error: StoreError) {
         let _ = self.reply.send(Err(error));
     }
+}
+
+/// Runs a job so that its failure leaves no trace.
+///
+/// # Errors
+/// `Fail::Driver` when the transaction is lost, or not certain to be whole.
+fn in_savepoint<W: Work>(work: W, tx: &mut Tx<'_>) -> Result<W::Answer, Fail> {
+    tx.execute("SAVEPOINT job", [])?;
+    let error = match work.run(tx) {
+        Ok(answer) => {
+            tx.execute("RELEASE job", [])?;
+            return Ok(answer);
+        }
+        Err(error) => error,
+    };
+    let own = match error {
+        Fail::Own(own) => own,
+        // SQLite may have rolled back by itself; then there is no savepoint to go back to.
+        Fail::Driver(error) => match fail::refused(&error) {
+            Some(own) if !tx.conn.is_autocommit() => own,
+            Some(_) | None => return Err(Fail::Driver(error)),
+        },
+    };
+    tx.execute("ROLLBACK TO job", [])?;
+    tx.execute("RELEASE job", [])?;
+    Err(Fail::Own(own))
 }
 
 fn gone() -> StoreError {
@@ -178,24 +162,35 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Starts the writer on the current runtime. The handle ends when the file is closed and the lock is free.
+    /// Starts the writer, whose connection is ready. The receiver hears when the file is closed and the lock is free.
+    ///
+    /// # Errors
+    /// `unavailable`.
     pub(super) fn start(
         path: PathBuf,
-        conn: SqliteConnection,
+        conn: Connection,
         lock: FileLock,
         clocks: Clocks,
         hints: Hints,
-    ) -> (Self, tokio::task::JoinHandle<()>) {
+    ) -> Result<(Self, oneshot::Receiver<()>), StoreError> {
         let (jobs, queue) = mpsc::channel(QUEUE);
+        let (ended, end) = oneshot::channel();
         let state = State {
             path,
             conn: Some(conn),
             clocks,
             hints,
         };
-        let task = crate::tasks::spawn("sqlite-writer", state.serve(queue, lock));
+        std::thread::Builder::new()
+            .name("sqlite-writer".to_owned())
+            .spawn(move || {
+                state.serve(queue);
+                drop(lock);
+                let _ = ended.send(());
+            })
+            .map_err(StoreError::unavailable)?;
         let jobs = Mutex::new(Some(jobs));
-        (Self { jobs }, task)
+        Ok((Self { jobs }, end))
     }
 
     /// Takes no further jobs.
@@ -219,33 +214,33 @@ impl Writer {
 struct State {
     path: PathBuf,
     /// None after it was lost.
-    conn: Option<SqliteConnection>,
+    conn: Option<Connection>,
     clocks: Clocks,
     hints: Hints,
 }
 
 impl State {
-    async fn serve(mut self, mut queue: mpsc::Receiver<Box<dyn Job>>, lock: FileLock) {
+    fn serve(mut self, mut queue: mpsc::Receiver<Box<dyn Job>>) {
         let mut batch = Vec::with_capacity(BATCH);
-        while queue.recv_many(&mut batch, BATCH).await > 0 {
+        while queue.blocking_recv_many(&mut batch, BATCH) > 0 {
             let mut jobs: VecDeque<_> = batch.drain(..).collect();
             while !jobs.is_empty() {
-                self.transaction(&mut jobs).await;
+                self.transaction(&mut jobs);
             }
         }
         if let Some(conn) = self.conn.take()
-            && let Err(error) = conn.close().await
+            && let Err((_, error)) = conn.close()
         {
             tracing::warn!(%error, "the database was not closed in order");
         }
-        drop(lock);
     }
 
     /// One transaction over these jobs, or over as many as SQLite bears with. Takes at least one away.
-    async fn transaction(&mut self, jobs: &mut VecDeque<Box<dyn Job>>) {
-        let mut conn = match self.begin().await {
+    fn transaction(&mut self, jobs: &mut VecDeque<Box<dyn Job>>) {
+        let conn = match self.begin() {
             Ok(conn) => conn,
             Err(error) => {
+                tracing::warn!(jobs = jobs.len(), %error, "no transaction");
                 let error = StoreError::unavailable(error);
                 for job in jobs.drain(..) {
                     job.refuse(error.clone());
@@ -256,13 +251,13 @@ impl State {
         let mut hints = Vec::new();
         let mut done = Vec::with_capacity(jobs.len());
         let mut lost = None;
+        let mut tx = Tx {
+            conn: &conn,
+            clocks: &self.clocks,
+            hints: &mut hints,
+        };
         while let Some(job) = jobs.pop_front() {
-            let mut tx = Tx {
-                conn: &mut conn,
-                clocks: &self.clocks,
-                hints: &mut hints,
-            };
-            let (settle, error) = job.run(&mut tx).await;
+            let (settle, error) = job.run(&mut tx);
             done.push(settle);
             if error.is_some() {
                 lost = error;
@@ -270,27 +265,13 @@ impl State {
             }
         }
         let failed = match lost {
-            Some(error) => {
-                self.abandon(conn, fail::is_usable(&error)).await;
-                Some(StoreError::unavailable(error))
-            }
-            None => match conn.execute("COMMIT").await {
-                Ok(_) => {
-                    self.conn = Some(conn);
-                    None
-                }
-                Err(error) => {
-                    self.abandon(conn, fail::is_usable(&error)).await;
-                    Some(StoreError::unconfirmed(error))
-                }
-            },
+            Some(error) => Some(StoreError::unavailable(error)),
+            None => execute(&conn, "COMMIT").err().map(StoreError::unconfirmed),
         };
-        if let Some(error) = &failed {
-            tracing::warn!(jobs = done.len(), %error, "a transaction failed");
-        } else {
-            for hint in hints {
-                self.hints.send(hint);
-            }
+        self.keep(conn);
+        match &failed {
+            Some(error) => tracing::warn!(jobs = done.len(), %error, "a transaction failed"),
+            None => hints.into_iter().for_each(|hint| self.hints.send(hint)),
         }
         for settle in done {
             settle(failed.clone());
@@ -298,34 +279,29 @@ impl State {
     }
 
     /// The write connection, in a transaction that has the write lock.
-    async fn begin(&mut self) -> Result<SqliteConnection, sqlx::Error> {
-        let mut conn = match self.conn.take() {
+    fn begin(&mut self) -> rusqlite::Result<Connection> {
+        let conn = match self.conn.take() {
             Some(conn) => conn,
-            None => {
-                let mut conn = connect::writer(&self.path).connect().await?;
-                connect::equip(&mut conn).await?;
-                conn
-            }
+            None => connect::writer(&self.path)?,
         };
-        match conn.execute("BEGIN IMMEDIATE").await {
-            Ok(_) => Ok(conn),
+        let begun = execute(&conn, "BEGIN IMMEDIATE");
+        match begun {
+            Ok(()) => Ok(conn),
             Err(error) => {
-                self.abandon(conn, fail::is_usable(&error)).await;
+                self.keep(conn);
                 Err(error)
             }
         }
     }
 
-    /// Ends a failed transaction. The connection is kept when it is sound and certainly outside of one.
-    async fn abandon(&mut self, mut conn: SqliteConnection, usable: bool) {
-        // SQLite may have rolled back by itself; then this one fails and says so.
-        if usable && (conn.execute("ROLLBACK").await.is_ok() || is_outside(&mut conn).await) {
+    /// Keeps the connection for the next transaction, outside of one; a connection that cannot leave its own is given up.
+    fn keep(&mut self, conn: Connection) {
+        if conn.is_autocommit() || (execute(&conn, "ROLLBACK").is_ok() && conn.is_autocommit()) {
             self.conn = Some(conn);
         }
     }
 }
 
-/// Whether the connection is in no transaction: beginning one is an error otherwise.
-async fn is_outside(conn: &mut SqliteConnection) -> bool {
-    conn.execute("BEGIN").await.is_ok() && conn.execute("ROLLBACK").await.is_ok()
+fn execute(conn: &Connection, sql: &str) -> rusqlite::Result<()> {
+    conn.prepare_cached(sql)?.execute([]).map(|_| ())
 }
