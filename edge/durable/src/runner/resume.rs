@@ -11,7 +11,7 @@ use crate::record::{EventName, Exhausted, Outcome, Status, Waiting, WaitingKind}
 use crate::runner::draft::Halt;
 use crate::runner::ending::outcome_of;
 use crate::runner::segment::Segment;
-use crate::runner::step::enter;
+use crate::runner::step::{caught, enter};
 use crate::runner::{RunError, Runner};
 use crate::store::{Loaded, StoreError};
 use crate::token::ResumeToken;
@@ -356,7 +356,10 @@ where
             false => None,
         };
         if let Some(overlay) = resume.overlay {
-            typed = typed.map(overlay).transpose().map_err(invalid)?;
+            let overlaid = typed.map(|state| {
+                caught(|| overlay(state)).unwrap_or_else(|| Err("the overlay panicked".to_owned()))
+            });
+            typed = overlaid.transpose().map_err(invalid)?;
         }
         draft.head.metadata.extend(resume.metadata);
         for (name, used) in resume.budgets_used {
@@ -375,7 +378,11 @@ where
         }
         if let (Some(target), Some(current), Some(typed)) = (resume.target, draft.head.cursor.clone(), &typed)
         {
-            match target(typed, &current) {
+            let plan = caught(|| target(typed, &current)).ok_or_else(|| RunError::InvalidRequest {
+                field: "resume_target",
+                why: "the policy panicked".to_owned(),
+            })?;
+            match plan {
                 ResumePlan::Current if rests => {
                     let waiting = self.head.waiting.clone().unwrap_or(Waiting {
                         reason: String::new(),

@@ -21,6 +21,7 @@ use crate::runner::drive::{Ending, Why};
 use crate::runner::ending;
 use crate::runner::keeper::Held;
 use crate::runner::ledger::{Holding, Ledger};
+use crate::runner::step::caught;
 use crate::runner::{Inner, RunError, doubted};
 use crate::store::{Acquired, Authority, StoreError};
 use crate::time::Timestamp;
@@ -327,7 +328,8 @@ where
             };
             return self.exhaust(exhausted, None).await;
         }
-        let typed = match inner.graph.decode(&self.state) {
+        let decoded = caught(|| inner.graph.decode(&self.state));
+        let typed = match decoded.unwrap_or_else(|| Err("the codec panicked".to_owned())) {
             Ok(typed) => typed,
             Err(why) => {
                 return Err(Halt::Store(StoreError::corrupt(format!(

@@ -456,10 +456,15 @@ where
 
 /// Calls pure code of the host; its panic is a failure of the step (D257).
 fn calm<T>(call: impl FnOnce() -> Result<T, NodeError>) -> Result<T, NodeError> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_or_else(|_| {
+    caught(call).unwrap_or_else(|| {
         let failure = Failure::new(FailureKind::Internal, "code of the graph panicked").code("panic");
         Err(NodeError::Failed(failure))
     })
+}
+
+/// What code of the host says, or `None` when it panics.
+pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).ok()
 }
 
 /// The next activation.
