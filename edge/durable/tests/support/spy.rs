@@ -30,6 +30,7 @@ struct Trap {
 pub(crate) struct Spy {
     inner: Arc<dyn Store>,
     traps: Mutex<Vec<Trap>>,
+    lost: Mutex<Vec<(Op, u32)>>,
     operations: Mutex<Vec<Op>>,
     commits: Mutex<Vec<Commit>>,
 }
@@ -39,6 +40,7 @@ impl Spy {
         Self {
             inner,
             traps: Mutex::default(),
+            lost: Mutex::default(),
             operations: Mutex::default(),
             commits: Mutex::default(),
         }
@@ -64,6 +66,11 @@ impl Spy {
         self.trap(op, skip, false, Box::new(|| Box::pin(act())));
     }
 
+    /// One of these operations, after letting `skip` pass, is done and its answer lost.
+    pub(crate) fn lose(&self, op: Op, skip: u32) {
+        self.lost.lock().unwrap().push((op, skip));
+    }
+
     /// The next of these operations is answered so, and not done.
     pub(crate) fn answer(&self, op: Op, skip: u32, error: StoreError) {
         self.before(op, skip, || async move { Err(error) });
@@ -80,7 +87,7 @@ impl Spy {
 
     /// Whether every trap was met.
     pub(crate) fn met(&self) -> bool {
-        self.traps.lock().unwrap().is_empty()
+        self.traps.lock().unwrap().is_empty() && self.lost.lock().unwrap().is_empty()
     }
 
     pub(crate) fn count(&self, op: Op) -> usize {
@@ -125,9 +132,21 @@ impl Spy {
         }
     }
 
-    async fn ended(&self, op: Op) {
+    async fn ended<T>(&self, op: Op, answer: Result<T, StoreError>) -> Result<T, StoreError> {
         if let Some(act) = self.sprung(op, false) {
             act().await.unwrap();
+        }
+        let mut lost = self.lost.lock().unwrap();
+        match lost.iter().position(|(of, _)| *of == op) {
+            Some(at) if lost[at].1 == 0 => {
+                lost.remove(at);
+                Err(StoreError::unconfirmed("the answer was lost"))
+            }
+            Some(at) => {
+                lost[at].1 -= 1;
+                answer
+            }
+            None => answer,
         }
     }
 }
@@ -138,8 +157,7 @@ impl Store for Spy {
             self.begins(Op::Create).await?;
 
             let answer = self.inner.create(create).await;
-            self.ended(Op::Create).await;
-            answer
+            self.ended(Op::Create, answer).await
         })
     }
 
@@ -148,8 +166,7 @@ impl Store for Spy {
             self.begins(Op::Claim).await?;
 
             let answer = self.inner.claim(claim).await;
-            self.ended(Op::Claim).await;
-            answer
+            self.ended(Op::Claim, answer).await
         })
     }
 
@@ -158,8 +175,7 @@ impl Store for Spy {
             self.begins(Op::Renew).await?;
 
             let answer = self.inner.renew(leases, ttl).await;
-            self.ended(Op::Renew).await;
-            answer
+            self.ended(Op::Renew, answer).await
         })
     }
 
@@ -168,8 +184,7 @@ impl Store for Spy {
             self.begins(Op::Release).await?;
 
             let answer = self.inner.release(lease).await;
-            self.ended(Op::Release).await;
-            answer
+            self.ended(Op::Release, answer).await
         })
     }
 
@@ -179,8 +194,7 @@ impl Store for Spy {
             self.begins(Op::Load).await?;
 
             let answer = self.inner.load(&run).await;
-            self.ended(Op::Load).await;
-            answer
+            self.ended(Op::Load, answer).await
         })
     }
 
@@ -190,8 +204,7 @@ impl Store for Spy {
             self.begins(Op::Journal).await?;
 
             let answer = self.inner.journal(&run, activation).await;
-            self.ended(Op::Journal).await;
-            answer
+            self.ended(Op::Journal, answer).await
         })
     }
 
@@ -202,8 +215,7 @@ impl Store for Spy {
             self.begins(Op::Activity).await?;
 
             let answer = self.inner.activity(&run, &id).await;
-            self.ended(Op::Activity).await;
-            answer
+            self.ended(Op::Activity, answer).await
         })
     }
 
@@ -218,8 +230,7 @@ impl Store for Spy {
             self.begins(Op::Activities).await?;
 
             let answer = self.inner.activities(&run, after, limit).await;
-            self.ended(Op::Activities).await;
-            answer
+            self.ended(Op::Activities, answer).await
         })
     }
 
@@ -230,8 +241,7 @@ impl Store for Spy {
             self.begins(Op::Wait).await?;
 
             let answer = self.inner.wait(&run, &id).await;
-            self.ended(Op::Wait).await;
-            answer
+            self.ended(Op::Wait, answer).await
         })
     }
 
@@ -241,8 +251,7 @@ impl Store for Spy {
             self.begins(Op::Waits).await?;
 
             let answer = self.inner.waits(&run).await;
-            self.ended(Op::Waits).await;
-            answer
+            self.ended(Op::Waits, answer).await
         })
     }
 
@@ -252,8 +261,7 @@ impl Store for Spy {
             self.begins(Op::Armed).await?;
 
             let answer = self.inner.armed(&correlation, limit).await;
-            self.ended(Op::Armed).await;
-            answer
+            self.ended(Op::Armed, answer).await
         })
     }
 
@@ -265,8 +273,7 @@ impl Store for Spy {
             self.begins(Op::Decision).await?;
 
             let answer = self.inner.decision(&run, &scope, &id).await;
-            self.ended(Op::Decision).await;
-            answer
+            self.ended(Op::Decision, answer).await
         })
     }
 
@@ -277,8 +284,7 @@ impl Store for Spy {
             self.begins(Op::Decisions).await?;
 
             let answer = self.inner.decisions(&run, &scope).await;
-            self.ended(Op::Decisions).await;
-            answer
+            self.ended(Op::Decisions, answer).await
         })
     }
 
@@ -288,8 +294,7 @@ impl Store for Spy {
             self.begins(Op::Steps).await?;
 
             let answer = self.inner.steps(&run, after, limit).await;
-            self.ended(Op::Steps).await;
-            answer
+            self.ended(Op::Steps, answer).await
         })
     }
 
@@ -299,8 +304,7 @@ impl Store for Spy {
             self.begins(Op::Events).await?;
 
             let answer = self.inner.events(&run, after, limit).await;
-            self.ended(Op::Events).await;
-            answer
+            self.ended(Op::Events, answer).await
         })
     }
 
@@ -315,8 +319,7 @@ impl Store for Spy {
             self.begins(Op::History).await?;
 
             let answer = self.inner.history(&run, before, limit).await;
-            self.ended(Op::History).await;
-            answer
+            self.ended(Op::History, answer).await
         })
     }
 
@@ -326,8 +329,7 @@ impl Store for Spy {
             self.begins(Op::Checkpoint).await?;
 
             let answer = self.inner.checkpoint(&run, revision).await;
-            self.ended(Op::Checkpoint).await;
-            answer
+            self.ended(Op::Checkpoint, answer).await
         })
     }
 
@@ -336,8 +338,7 @@ impl Store for Spy {
             self.begins(Op::List).await?;
 
             let answer = self.inner.list(filter).await;
-            self.ended(Op::List).await;
-            answer
+            self.ended(Op::List, answer).await
         })
     }
 
@@ -346,8 +347,7 @@ impl Store for Spy {
             self.begins(Op::Due).await?;
 
             let answer = self.inner.due(until, after, limit).await;
-            self.ended(Op::Due).await;
-            answer
+            self.ended(Op::Due, answer).await
         })
     }
 
@@ -357,8 +357,7 @@ impl Store for Spy {
             self.begins(Op::Prune).await?;
 
             let answer = self.inner.prune(&run, keep).await;
-            self.ended(Op::Prune).await;
-            answer
+            self.ended(Op::Prune, answer).await
         })
     }
 
@@ -368,8 +367,7 @@ impl Store for Spy {
             self.begins(Op::Delete).await?;
 
             let answer = self.inner.delete_if_idle(&run).await;
-            self.ended(Op::Delete).await;
-            answer
+            self.ended(Op::Delete, answer).await
         })
     }
 
@@ -380,8 +378,7 @@ impl Store for Spy {
             self.begins(Op::Quarantine).await?;
 
             let answer = self.inner.quarantine(&run, &why).await;
-            self.ended(Op::Quarantine).await;
-            answer
+            self.ended(Op::Quarantine, answer).await
         })
     }
 
@@ -391,8 +388,7 @@ impl Store for Spy {
             self.begins(Op::Acquire).await?;
 
             let answer = self.inner.acquire(&run, request).await;
-            self.ended(Op::Acquire).await;
-            answer
+            self.ended(Op::Acquire, answer).await
         })
     }
 
@@ -401,8 +397,7 @@ impl Store for Spy {
             self.begins(Op::Post).await?;
 
             let answer = self.inner.post(post).await;
-            self.ended(Op::Post).await;
-            answer
+            self.ended(Op::Post, answer).await
         })
     }
 
@@ -411,8 +406,7 @@ impl Store for Spy {
             self.note(&commit);
             self.begins(Op::Commit).await?;
             let answer = self.inner.commit(commit).await;
-            self.ended(Op::Commit).await;
-            answer
+            self.ended(Op::Commit, answer).await
         })
     }
 
