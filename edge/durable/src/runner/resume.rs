@@ -242,7 +242,8 @@ where
                 let settled =
                     self.ledger.open().1 < self.head.armed_waits && !suspended && !self.step_is_paused();
                 let target = resume.as_ref().is_some_and(|r| r.target.is_some());
-                rests = moved.is_none() && !due && !settled && !(suspended && resume.is_some());
+                let wakes = moved.is_some() || due || settled || (suspended && resume.is_some());
+                rests = !wakes;
                 if rests && !target {
                     return self.nothing_to_do().await;
                 }

@@ -41,12 +41,21 @@ pub(crate) struct Segment<S, E> {
     /// Activations of this segment.
     pub(crate) steps: u64,
     pub(crate) entered_at: Timestamp,
-    /// What was open when the node was last sent back to it: its activation and attempt, and each call's attempts.
-    sent_back: Option<(u64, u32, Vec<(ActivityId, usize)>)>,
+    /// What was open when the node was last sent back to it.
+    sent_back: Option<SentBack>,
     /// The inbox could not be read: not before then again.
     pub(crate) deaf_until: Option<Instant>,
     pub(crate) published: Option<tokio::sync::watch::Sender<u64>>,
     pub(crate) stop: tokio::sync::watch::Receiver<bool>,
+}
+
+/// A node that was sent back to the calls it left open.
+#[derive(Debug, PartialEq, Eq)]
+struct SentBack {
+    activation: u64,
+    attempt: u32,
+    /// Each open call with the number of its attempts.
+    open: Vec<(ActivityId, usize)>,
 }
 
 /// What a step leads to.
@@ -361,15 +370,15 @@ where
             || (!holding.unknown && holding.due_at.is_some_and(|at| at <= now))
             || holding.on.is_empty()
         {
-            let open = (
-                self.head.activation,
-                self.head.attempt,
-                self.ledger.open_attempts(),
-            );
-            if !timed_out && !open.2.is_empty() && self.sent_back.as_ref() == Some(&open) {
+            let back = SentBack {
+                activation: self.head.activation,
+                attempt: self.head.attempt,
+                open: self.ledger.open_attempts(),
+            };
+            if !timed_out && !back.open.is_empty() && self.sent_back.as_ref() == Some(&back) {
                 return self.unresolved().await;
             }
-            self.sent_back = Some(open);
+            self.sent_back = Some(back);
             let mut draft = self.draft();
             draft.watch_inbox = timed_out;
             draft.take(self.ledger.take_dirty(), self.ledger.open());

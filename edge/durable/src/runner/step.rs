@@ -24,7 +24,7 @@ use crate::time::Timestamp;
 
 /// What follows a step that is over.
 enum After {
-    Arm(WaitRecord),
+    Arm(Box<WaitRecord>),
     /// Parked; it goes on there.
     Suspend(NodeName, String),
     Fail(Failure),
@@ -95,7 +95,7 @@ where
                 Err(error) => return self.node_failed(name, entry, error).await,
             },
             Base::Wait(wait) => match self.arm(name, entry, wait, now) {
-                Ok(record) => After::Arm(record),
+                Ok(record) => After::Arm(Box::new(record)),
                 Err(failure) => return self.fail(failure, None).await,
             },
             Base::Suspend { reason, resume_at } => {
@@ -163,7 +163,7 @@ where
                     unknown: false,
                 };
                 draft.head.armed_waits += 1;
-                draft.waits.push(record);
+                draft.waits.push(*record);
                 self.park(draft, holding, None).await
             }
             After::Suspend(node, reason) => {
