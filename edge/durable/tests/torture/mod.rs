@@ -13,6 +13,7 @@
 pub mod child;
 pub mod clock;
 pub mod driver;
+pub mod faults;
 pub mod fleet;
 pub mod graph;
 pub mod invariants;

@@ -1,7 +1,7 @@
 //! The services a run calls. Each request is noted with what the store knew when it was sent; its effect is noted apart, with an
 //! answer nobody else has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub struct World {
     store: Arc<dyn Store>,
     /// How long a service works before its effect, and again before its answer.
     pace: Box<dyn Fn() -> Duration + Send + Sync>,
+    /// Keys whose next request is cut off before its effect.
+    cut: Mutex<BTreeSet<String>>,
     /// Requests being worked on, by key.
     busy: Mutex<BTreeMap<String, u32>>,
 }
@@ -41,8 +43,14 @@ impl World {
             ledger,
             store,
             pace: Box::new(|| Duration::ZERO),
+            cut: Mutex::default(),
             busy: Mutex::default(),
         }
+    }
+
+    /// The next request of a key that ends like this is cut off before it has its effect, and nobody is told.
+    pub fn cut(&self, ending: &str) {
+        self.cut.lock().insert(ending.to_owned());
     }
 
     /// Services that take their time.
@@ -73,6 +81,16 @@ impl World {
         let _busy = Busy(self, key);
         self.arrive(call, effect).await;
         self.work().await;
+        let cut = |ending: &String| key.ends_with(ending.as_str());
+        if self
+            .cut
+            .lock()
+            .extract_if(.., |ending| cut(ending))
+            .next()
+            .is_some()
+        {
+            return Err(CallError::Unknown);
+        }
         let mut outcome = Err(());
         self.ledger.with(&call.run, &mut |lines| {
             let failed = Line::Fail { key: key.clone() };
