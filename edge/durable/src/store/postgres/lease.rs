@@ -32,23 +32,26 @@ fn locked(sql: &mut Sql) {
     .push(" AS now FROM ");
 }
 
-/// Moves the fence of every run in `locked` that is free, and gives its lease out.
+/// Moves the fence of every run in `locked` that is free, and gives its lease out. One row for each that was locked.
 fn grant(sql: &mut Sql, request: &LeaseRequest) {
     sql.push(
         ", fence AS (UPDATE run_fences AS t SET fence = t.fence + 1 FROM locked k \
-         WHERE k.free AND t.run_id = k.run_id RETURNING t.run_id, t.fence, k.now), \
+         WHERE k.free AND t.run_id = k.run_id RETURNING t.fence, k.*), \
          lease AS (INSERT INTO run_leases AS t (run_id, owner, incarnation, expires_at) SELECT f.run_id, ",
     );
     sql.bind(request.owner.as_str().to_owned()).push(", f.fence, ");
     expires(sql, "f.now", request.ttl);
     sql.push(
         " FROM fence f ON CONFLICT (run_id) DO UPDATE SET owner = EXCLUDED.owner, \
-         incarnation = EXCLUDED.incarnation, expires_at = EXCLUDED.expires_at \
-         RETURNING t.run_id, t.incarnation, t.expires_at) \
-         SELECT r.run_id, r.now, r.held, g.incarnation, g.expires_at, ",
-    )
-    .push(HEAD)
-    .push(" FROM locked r LEFT JOIN lease g ON g.run_id = r.run_id ORDER BY r.due_at, r.run_id");
+         incarnation = EXCLUDED.incarnation, expires_at = EXCLUDED.expires_at) \
+         SELECT r.run_id, r.now, r.held, r.fence, ",
+    );
+    expires(sql, "r.now", request.ttl);
+    sql.push(", ")
+        .push(HEAD)
+        .push(" FROM fence r UNION ALL SELECT r.run_id, r.now, r.held, NULL::bigint, NULL::bigint, ")
+        .push(HEAD)
+        .push(" FROM locked r WHERE NOT r.free");
 }
 
 /// When a lease ends that is given at `now`.
@@ -87,6 +90,10 @@ impl Grant {
             lease,
             head: rows::head(&mut cells),
         })
+    }
+
+    fn due_at(&self) -> Option<i64> {
+        self.head.as_ref().ok().and_then(|head| head.due_at)
     }
 
     async fn open(self, pool: &Pool, owner: &Owner) -> Result<Acquired, StoreError> {
@@ -182,8 +189,9 @@ pub(super) async fn claim(pool: &Pool, claim: &Claim) -> Result<Claimed, StoreEr
         }
         let rows = pool.write(|| claim_sql(claim, wanted)).await?;
         let mut aside = false;
-        for row in &rows {
-            let grant = Grant::read(row)?;
+        let mut grants = rows.iter().map(Grant::read).collect::<Result<Vec<_>, _>>()?;
+        grants.sort_by(|a, b| (a.due_at(), &a.run).cmp(&(b.due_at(), &b.run)));
+        for grant in grants {
             let run = grant.run.clone();
             match open(pool, grant, &claim.lease.owner).await {
                 Ok(acquired) => claimed.runs.push(acquired),
@@ -253,10 +261,10 @@ pub(super) async fn renew(pool: &Pool, leases: &[Lease], ttl: Duration) -> Resul
             expires(&mut sql, "k.now", ttl);
             sql.push(
                 " FROM (SELECT DISTINCT ON (run_id) run_id, now FROM locked WHERE live ORDER BY run_id) AS k \
-                 WHERE t.run_id = k.run_id RETURNING t.run_id, t.expires_at) \
-                 SELECT k.place, k.signal, n.expires_at FROM locked k \
-                 LEFT JOIN renewed n ON k.live AND n.run_id = k.run_id ORDER BY k.place",
+                 WHERE t.run_id = k.run_id) SELECT k.place, k.signal, CASE WHEN k.live THEN ",
             );
+            expires(&mut sql, "k.now", ttl);
+            sql.push(" END FROM locked k");
             sql
         })
         .await?;

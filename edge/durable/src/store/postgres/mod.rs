@@ -14,6 +14,7 @@ mod connect;
 mod create;
 mod fail;
 mod lease;
+mod lists;
 mod notify;
 mod queue;
 mod read;
@@ -215,7 +216,7 @@ impl Store for PostgresStore {
 
     fn armed(&self, correlation: &CorrelationId, limit: u32) -> Answer<'_, Vec<WaitRecord>> {
         let correlation = correlation.clone();
-        Box::pin(async move { read::armed(&self.pool, &correlation, limit).await })
+        Box::pin(async move { lists::armed(&self.pool, &correlation, limit).await })
     }
 
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
@@ -254,11 +255,11 @@ impl Store for PostgresStore {
     }
 
     fn list(&self, filter: RunFilter) -> Answer<'_, Vec<Listed>> {
-        Box::pin(async move { read::list(&self.pool, &filter).await })
+        Box::pin(async move { lists::list(&self.pool, &filter).await })
     }
 
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
-        Box::pin(async move { read::due(&self.pool, until, after.as_ref(), limit).await })
+        Box::pin(async move { lists::due(&self.pool, until, after.as_ref(), limit).await })
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {

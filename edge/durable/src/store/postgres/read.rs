@@ -1,11 +1,9 @@
-//! Pages, lists and single rows. One statement each, so what it says is of one moment.
+//! One run: its head, its journal and its rows. One statement each, so what it says is of one moment.
 
 use bytes::Bytes;
-use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::connect::Pool;
-use super::fail;
 use super::rows::{
     self, ACTIVITIES, CHECKPOINT, CHECKPOINT_LISTED, Cells, DECISION, EVENT, HEAD, HeadCells, LEASE, WAITS,
     time,
@@ -14,12 +12,11 @@ use super::sql::{NOW, Sql};
 use super::verdict::{self, Refusal, Verdict};
 use super::work::signed;
 use crate::envelope::HeadRow;
-use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
+use crate::ids::{ActivityId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, Status, StepRecord, WaitRecord,
-    WaitingKind,
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
 };
-use crate::store::{Due, Guard, Journal, Lease, Listed, Loaded, RunFilter, StoreError};
+use crate::store::{Guard, Journal, Lease, Loaded, StoreError};
 use crate::time::Timestamp;
 
 /// A row when there ever was a run of this id.
@@ -206,7 +203,10 @@ pub(super) async fn journal(pool: &Pool, run: &RunId, activation: u64) -> Result
     })
 }
 
-fn all<T>(rows: &[PgRow], open: impl Fn(&PgRow) -> Result<T, StoreError>) -> Result<Vec<T>, StoreError> {
+pub(super) fn all<T>(
+    rows: &[PgRow],
+    open: impl Fn(&PgRow) -> Result<T, StoreError>,
+) -> Result<Vec<T>, StoreError> {
     rows.iter().map(open).collect()
 }
 
@@ -278,25 +278,6 @@ pub(super) async fn waits(pool: &Pool, run: &RunId) -> Result<Vec<WaitRecord>, S
     })
     .await?;
     all(&rows, |row| rows::wait(row, Some(run)))
-}
-
-/// A corrupt row does not hide the others; whoever loads its run finds it.
-pub(super) async fn armed(
-    pool: &Pool,
-    correlation: &CorrelationId,
-    limit: u32,
-) -> Result<Vec<WaitRecord>, StoreError> {
-    let rows = pool
-        .read(|| {
-            let mut sql = Sql::new(WAITS);
-            sql.push("WHERE w.status = 'armed' AND w.correlation_id = ")
-                .bind(correlation.as_str())
-                .push(" ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ")
-                .bind(i64::from(limit));
-            sql
-        })
-        .await?;
-    Ok(rows.iter().filter_map(|row| rows::wait(row, None).ok()).collect())
 }
 
 fn decisions_of(run: &RunId, scope: &Scope) -> Sql {
@@ -437,104 +418,6 @@ pub(super) async fn checkpoint(
     }
     record.state = Some(row.state.open("checkpoint state", blob)?);
     Ok(record)
-}
-
-pub(super) async fn list(pool: &Pool, filter: &RunFilter) -> Result<Vec<Listed>, StoreError> {
-    let rows = pool.read(|| list_sql(filter)).await?;
-    all(&rows, |row| {
-        let mut cells = Cells::new(row);
-        let run = cells.run()?;
-        let opened = rows::head(&mut cells).and_then(|head| Ok((head.row.open(run.as_str())?.0, head.inbox)));
-        let quarantine: Option<String> = row.try_get("quarantine").map_err(fail::read)?;
-        Ok(match (quarantine, opened) {
-            (Some(why), _) => Listed::Corrupt { run, why },
-            (None, Ok((head, inbox))) => Listed::Run {
-                head: Box::new(head),
-                inbox,
-            },
-            (None, Err(error)) => Listed::Corrupt {
-                run,
-                why: error.to_string(),
-            },
-        })
-    })
-}
-
-fn list_sql(filter: &RunFilter) -> Sql {
-    let mut sql = Sql::new("SELECT r.run_id, ");
-    // The states are not looked at.
-    sql.push(&HEAD.replace("r.state,", "NULL::bytea,"))
-        .push(" FROM runs r WHERE true");
-    if let Some(status) = filter.status {
-        sql.push(" AND r.status = ").bind(status.as_str());
-    }
-    if let Some((kind, name)) = &filter.definition {
-        sql.push(" AND r.kind = ")
-            .bind(kind.as_str())
-            .push(" AND r.definition = ")
-            .bind(name.as_str());
-    }
-    if let Some(parent) = &filter.parent {
-        sql.push(" AND r.parent_id = ").bind(parent.as_str());
-    }
-    if let Some(kind) = filter.waiting_kind {
-        sql.push(" AND r.waiting_kind = ").bind(kind.as_str());
-    }
-    if let Some(before) = filter.due_before {
-        sql.push(" AND r.due_at < ").bind(before.as_millis());
-    }
-    if let Some((time, run)) = &filter.after {
-        sql.push(" AND (r.created_at, r.run_id) > (")
-            .bind(time.as_millis())
-            .push(", ")
-            .bind(run.as_str())
-            .push(")");
-    }
-    sql.push(" ORDER BY r.created_at, r.run_id LIMIT ")
-        .bind(i64::from(filter.limit));
-    sql
-}
-
-pub(super) async fn due(
-    pool: &Pool,
-    until: Timestamp,
-    after: Option<&(Timestamp, RunId)>,
-    limit: u32,
-) -> Result<Vec<Due>, StoreError> {
-    let rows = pool
-        .read(|| {
-            let mut sql = Sql::new(
-                "SELECT r.run_id, r.status, r.waiting_kind, r.due_at, COALESCE((SELECT l.expires_at > ",
-            );
-            sql.push(NOW)
-                .push(
-                    " FROM run_leases l WHERE l.run_id = r.run_id), false) FROM runs r \
-                     WHERE r.quarantine IS NULL AND r.due_at <= ",
-                )
-                .bind(until.as_millis());
-            if let Some((time, run)) = after {
-                sql.push(" AND (r.due_at, r.run_id) > (")
-                    .bind(time.as_millis())
-                    .push(", ")
-                    .bind(run.as_str())
-                    .push(")");
-            }
-            sql.push(" ORDER BY r.due_at, r.run_id LIMIT ")
-                .bind(i64::from(limit));
-            sql
-        })
-        .await?;
-    all(&rows, |row| {
-        let mut cells = Cells::new(row);
-        Ok(Due {
-            run: cells.run()?,
-            status: Status::parse(cells.get()?)
-                .ok_or_else(|| StoreError::corrupt("status: not a word of the list"))?,
-            waiting_kind: cells.get::<Option<&str>>()?.and_then(WaitingKind::parse),
-            due_at: cells.time()?,
-            leased: cells.get()?,
-        })
-    })
 }
 
 /// The refusal of a commit after the last revision there is: what its guard says, and else that.
