@@ -40,7 +40,10 @@ struct State {
 }
 
 fn state(left: u64) -> State {
-    State { left, payload: "x".repeat(PAYLOAD) }
+    State {
+        left,
+        payload: "x".repeat(PAYLOAD),
+    }
 }
 
 /// When each step began, in one run.
@@ -55,8 +58,15 @@ impl Marks {
     }
 
     fn take(&self) -> Vec<Duration> {
-        let marks = self.0.lock().map(|mut marks| std::mem::take(&mut *marks)).unwrap_or_default();
-        marks.windows(2).filter_map(|pair| Some(pair.get(1)?.duration_since(*pair.first()?))).collect()
+        let marks = self
+            .0
+            .lock()
+            .map(|mut marks| std::mem::take(&mut *marks))
+            .unwrap_or_default();
+        marks
+            .windows(2)
+            .filter_map(|pair| Some(pair.get(1)?.duration_since(*pair.first()?)))
+            .collect()
     }
 }
 
@@ -74,12 +84,17 @@ fn stepping(name: &str, effect: Option<Effect>, marks: &Arc<Marks>) -> Fallible<
                 state.left -= 1;
                 if let Some(effect) = effect {
                     let input = state.payload.clone();
-                    ctx.activity("call").effect(effect).run(input, |call| async move { Ok(call.input) }).await?;
+                    ctx.activity("call")
+                        .effect(effect)
+                        .run(input, |call| async move { Ok(call.input) })
+                        .await?;
                 }
                 Ok((state, Directive::completed()))
             }
         })
-        .node("end", |_: Ctx, state: State| async move { Ok((state, Directive::end())) })
+        .node("end", |_: Ctx, state: State| async move {
+            Ok((state, Directive::end()))
+        })
         .conditional_edge("step", &["step", "end"], again)
         .terminal("end")
         .max_steps(1_000_000)
@@ -173,7 +188,11 @@ async fn open(database: &Database) -> Fallible<Arc<dyn Store>> {
 }
 
 fn runner(graph: Graph<State>, store: &Arc<dyn Store>) -> Fallible<Runner<State>> {
-    Ok(Runner::new(Arc::new(graph), Arc::clone(store), Options::new(Owner::new("bench")?))?)
+    Ok(Runner::new(
+        Arc::new(graph),
+        Arc::clone(store),
+        Options::new(Owner::new("bench")?),
+    )?)
 }
 
 fn p50(spans: &mut [Duration]) -> Duration {
@@ -213,7 +232,9 @@ async fn stored(database: &Database) -> Fallible<u64> {
         Database::Sqlite(dir) => {
             let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.join("bench.db"));
             let mut connection = sqlx::SqliteConnection::connect_with(&options).await?;
-            sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").execute(&mut connection).await?;
+            sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)")
+                .execute(&mut connection)
+                .await?;
             connection.close().await?;
             files(dir)
         }
@@ -229,7 +250,11 @@ async fn stored(database: &Database) -> Fallible<u64> {
 
 async fn one(runner: &Runner<State>, steps: u64) -> Fallible<()> {
     let result = runner.start(Start::new(state(steps))).await?;
-    if result.status == Status::Succeeded { Ok(()) } else { Err(format!("the run ended {}", result.status).into()) }
+    if result.status == Status::Succeeded {
+        Ok(())
+    } else {
+        Err(format!("the run ended {}", result.status).into())
+    }
 }
 
 /// Steps a second over all runs, and CPU per step.
@@ -273,17 +298,30 @@ async fn measure(database: &Database) -> Fallible<()> {
         effects.extend(marks.take());
     }
     let rate = floors.len() as f64 / floors.iter().sum::<Duration>().as_secs_f64().max(1e-9);
-    let (floor_p50, pure_p50, effect_p50) = (ms(p50(&mut floors)), ms(p50(&mut pures)), ms(p50(&mut effects)));
+    let (floor_p50, pure_p50, effect_p50) =
+        (ms(p50(&mut floors)), ms(p50(&mut pures)), ms(p50(&mut effects)));
     println!("floor, a one-row commit   p50 {floor_p50:.3} ms, {rate:.0}/s");
-    println!("pure step                 p50 {pure_p50:.3} ms, aim {:.3} ms", 1.3 * floor_p50 + 0.3);
-    println!("step with one effect      p50 {effect_p50:.3} ms, aim {:.3} ms", 2.4 * floor_p50 + 0.5);
+    println!(
+        "pure step                 p50 {pure_p50:.3} ms, aim {:.3} ms",
+        1.3 * floor_p50 + 0.3
+    );
+    println!(
+        "step with one effect      p50 {effect_p50:.3} ms, aim {:.3} ms",
+        2.4 * floor_p50 + 0.5
+    );
 
     for _ in 0..3 {
         let (rate, cpu) = many(&pure, 200).await?;
         marks.take();
-        println!("{CONCURRENT} runs at once           {rate:.0} steps/s, {} us of CPU a step", cpu.as_micros());
+        println!(
+            "{CONCURRENT} runs at once           {rate:.0} steps/s, {} us of CPU a step",
+            cpu.as_micros()
+        );
     }
-    println!("                          aim {:.0} steps/s, 150 us", (4.0 * rate).min(6000.0));
+    println!(
+        "                          aim {:.0} steps/s, 150 us",
+        (4.0 * rate).min(6000.0)
+    );
 
     let replay = runner(replaying(100)?, &store)?;
     let mut replays = Vec::new();
@@ -327,7 +365,10 @@ fn main() -> Fallible<()> {
         (Some("--dir"), Some(dir)) => PathBuf::from(dir),
         _ => std::env::temp_dir(),
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     runtime.block_on(async {
         match which.as_str() {
             "memory" => measure(&Database::Memory).await,
@@ -336,7 +377,10 @@ fn main() -> Fallible<()> {
                 measure(&Database::Sqlite(dir.path().to_owned())).await
             }
             "postgres" => {
-                let options = iop_tests::postgres::Options { fsync: true, ..Default::default() };
+                let options = iop_tests::postgres::Options {
+                    fsync: true,
+                    ..Default::default()
+                };
                 let mut server = iop_tests::postgres::Postgres::with(options).await;
                 let done = measure(&Database::Postgres(server.url())).await;
                 server.stop().await;
