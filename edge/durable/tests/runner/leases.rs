@@ -1,18 +1,15 @@
 //! A worker's right to its run: kept while it works, given up by its own clock, and nothing is done without it (D123 to D136;
 //! S21, S26). The runtime's time stands still while anything can go on.
 
-mod support;
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
+use crate::support::*;
 use bytes::Bytes;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{Effect, Reason, Status};
 use iop_durable::runner::{Ctx, RunError, Runner, Start};
 use iop_durable::store::{Store, StoreError};
-use support::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// A step whose first call takes so long, and a second one after it.
 fn slow(span: Duration, log: &Log) -> Arc<Graph<Trail>> {

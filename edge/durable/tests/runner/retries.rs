@@ -1,24 +1,17 @@
 //! Retries of calls: parked with an absolute time, never early, never reset, exhausted by their own limit (D147 to D151, D160).
 
-mod support;
-
-use std::sync::Arc;
-use std::time::Duration;
-
+use crate::support::*;
 use bytes::Bytes;
 use futures_util::future::join;
 use iop_durable::failure::Failure;
-use iop_durable::graph::{Directive, Graph, NoEffect, Node};
+use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{ActivityState, Backoff, Effect, RetryPolicy, Status, WaitingKind};
 use iop_durable::runner::{CallError, Ctx, Resume, Start};
 use iop_durable::store::{RunFilter, Store};
-use support::*;
+use std::sync::Arc;
+use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-fn one(name: &str, node: impl Node<Trail, NoEffect>) -> Arc<Graph<Trail>> {
-    Arc::new(graph(name).node("only", node).terminal("only").compile().unwrap())
-}
 
 /// A call that fails so often with this before it answers.
 fn flaky(

@@ -1,15 +1,12 @@
 //! Typed effects: in order, once, in the outcome of the life that ends the run (D105, D256).
 
-mod support;
-
-use std::sync::Arc;
-
+use crate::support::*;
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Directive, Graph, GraphBuilder};
 use iop_durable::record::Status;
 use iop_durable::runner::{Ctx, Resume, Start};
 use serde::{Deserialize, Serialize};
-use support::*;
+use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,0 +1,156 @@
+//! Limits: steps of a segment, named budgets (D251 to D253).
+
+use crate::support::*;
+use iop_durable::graph::{Directive, Graph};
+use iop_durable::record::Status;
+use iop_durable::runner::{BudgetRefused, Ctx, Resume, Start};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+fn counting(steps: u64, ran: &Arc<AtomicU32>) -> Arc<Graph<Trail>> {
+    let ran = Arc::clone(ran);
+    shared(
+        graph("counting")
+            .max_steps(steps)
+            .node("count", move |_: Ctx, trail: Trail| {
+                ran.fetch_add(1, Ordering::SeqCst);
+                async move {
+                    let directive = match trail.first().map(String::as_str) {
+                        Some("pause") if trail.len() == 2 => Directive::suspend("halfway"),
+                        Some(_) | None if trail.len() == 4 => Directive::end(),
+                        Some(_) | None => Directive::completed(),
+                    };
+                    Ok((pushed(trail, "x"), directive))
+                }
+            })
+            .edge("count", "count"),
+    )
+}
+
+#[tokio::test]
+async fn the_last_allowed_step_may_succeed_and_the_next_is_not_run() {
+    let room = Room::new();
+    // From one word to five: four steps.
+    for (limit, status, calls) in [
+        (4, Status::Succeeded, 4),
+        (3, Status::Exhausted, 3),
+        (1, Status::Exhausted, 1),
+    ] {
+        let ran = Arc::new(AtomicU32::new(0));
+        let graph = counting(limit, &ran);
+        let done = room
+            .runner(&graph)
+            .start(Start::new(vec!["go".to_owned()]))
+            .await
+            .unwrap();
+        assert_eq!(
+            (done.status, ran.load(Ordering::SeqCst)),
+            (status, calls),
+            "limit {limit}"
+        );
+        if status == Status::Exhausted {
+            let exhausted = done.outcome.as_ref().unwrap().exhausted.clone().unwrap();
+            assert_eq!(
+                (exhausted.budget.as_str(), exhausted.used, exhausted.limit),
+                ("steps", limit, limit)
+            );
+        }
+        room.sound(&done.run).await;
+    }
+    // Counted per segment: a suspension begins anew.
+    let ran = Arc::new(AtomicU32::new(0));
+    let graph = counting(2, &ran);
+    let runner = room.runner(&graph);
+    let parked = runner.start(Start::new(vec!["pause".to_owned()])).await.unwrap();
+    assert_eq!(parked.status, Status::Waiting);
+    let done = runner.resume(&parked.token, Resume::new()).await.unwrap();
+    assert_eq!((done.status, ran.load(Ordering::SeqCst)), (Status::Succeeded, 4));
+}
+
+fn drawing() -> Arc<Graph<Trail>> {
+    shared(
+        graph("drawing")
+            .budget("tokens", 100)
+            .node("draw", |ctx: Ctx, trail: Trail| async move {
+                let amount: u64 = trail.last().unwrap().parse().unwrap();
+                let name = if amount == 7 { "coins" } else { "tokens" };
+                ctx.use_budget(name, amount)?;
+                assert_eq!(ctx.budget("coins"), None);
+                Ok((trail, Directive::suspend("drawn")))
+            })
+            .terminal("draw"),
+    )
+}
+
+#[tokio::test]
+async fn budgets_last_over_resumes_and_are_never_overdrawn() {
+    let room = Room::new();
+    let runner = room.runner(&drawing());
+    let next = |amount: u64| Resume::new().overlay(move |trail: Trail| Ok(pushed(trail, amount.to_string())));
+    let mut result = runner.start(Start::new(vec!["60".to_owned()])).await.unwrap();
+    assert_eq!(result.budgets["tokens"].used, 60);
+    result = room
+        .runner(&drawing())
+        .resume(&result.token, next(40))
+        .await
+        .unwrap();
+    assert_eq!(
+        (result.status, result.budgets["tokens"].used),
+        (Status::Waiting, 100)
+    );
+    result = runner.resume(&result.token, next(1)).await.unwrap();
+    assert_eq!(result.status, Status::Exhausted);
+    let exhausted = result.outcome.as_ref().unwrap().exhausted.clone().unwrap();
+    assert_eq!(
+        (exhausted.budget.as_str(), exhausted.used, exhausted.limit),
+        ("tokens", 100, 100)
+    );
+    assert_eq!(result.budgets["tokens"].used, 100, "a refusal draws nothing");
+    room.sound(&result.run).await;
+
+    let huge = runner
+        .start(Start::new(vec![u64::MAX.to_string()]))
+        .await
+        .unwrap();
+    assert_eq!((huge.status, huge.budgets["tokens"].used), (Status::Exhausted, 0));
+    let unknown = runner.start(Start::new(vec!["7".to_owned()])).await.unwrap();
+    assert_eq!(
+        (unknown.status, code(&unknown).as_str()),
+        (Status::Failed, "budget_invalid")
+    );
+
+    // Limits of one run, and one for a budget nobody declared.
+    let mut start = Start::new(vec!["60".to_owned()]).run(run_id("small"));
+    start.budgets = BTreeMap::from([("tokens".to_owned(), 59)]);
+    assert_eq!(runner.start(start).await.unwrap().status, Status::Exhausted);
+    let mut start = Start::new(vec!["60".to_owned()]).run(run_id("none"));
+    start.budgets = BTreeMap::from([("coins".to_owned(), 59)]);
+    refused(runner.start(start.clone()).await, "budget_invalid");
+    refused(runner.accept(start).await, "budget_invalid");
+    refused(runner.result(&run_id("none")).await, "run_not_found");
+}
+
+#[tokio::test]
+async fn a_refused_draw_can_be_handled_and_changes_nothing() {
+    let room = Room::new();
+    let graph = shared(
+        graph("handled")
+            .budget("tokens", 10)
+            .node("draw", |ctx: Ctx, trail: Trail| async move {
+                ctx.use_budget("tokens", 10)?;
+                let refused = ctx.use_budget("tokens", 1).unwrap_err();
+                assert!(matches!(refused, BudgetRefused::Exhausted(ref e) if e.used == 10 && e.limit == 10));
+                let refused = ctx.use_budget("Tokens", 1).unwrap_err();
+                assert_eq!(refused, BudgetRefused::Undeclared("Tokens".to_owned()));
+                assert_eq!(ctx.budget("tokens").unwrap().used, 10);
+                Ok((trail, Directive::end()))
+            })
+            .terminal("draw"),
+    );
+    let done = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
+    assert_eq!(
+        (done.status, done.budgets["tokens"].used),
+        (Status::Succeeded, 10)
+    );
+}

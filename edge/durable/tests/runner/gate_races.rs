@@ -1,0 +1,263 @@
+//! Answers that come at every moment: while the node works, while the run parks, while it is ended (D165 to D168; S73).
+
+use crate::support::*;
+use futures_util::future::{join, join_all};
+use iop_durable::graph::{Deadline, Directive, Graph};
+use iop_durable::machine::wait::Verdict;
+use iop_durable::record::{Effect, Status, WaitStatus};
+use iop_durable::runner::{Answer as Told, Ctx, Start};
+use iop_durable::store::Store;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[tokio::test]
+async fn an_answer_reaches_its_node_while_other_calls_run() {
+    let (room, log, door) = (Room::new(), Log::new(), Door::new());
+    let (calls, gone) = (log.clone(), door.clone());
+    let graph = one("beside", move |ctx: Ctx, trail: Trail| {
+        let (calls, door) = (calls.clone(), gone.clone());
+        async move {
+            let gated = async {
+                let told = ctx.gate("g").wait().await?;
+                calls.add("answered");
+                door.open();
+                Ok::<_, iop_durable::failure::Failure>(told)
+            };
+            let slow = ctx.activity("slow").run("", |_| {
+                let door = door.clone();
+                async move {
+                    door.pass().await;
+                    Ok(bytes::Bytes::new())
+                }
+            });
+            let (told, slow) = join(gated, slow).await;
+            slow?;
+            assert_eq!(told?, Told::Delivered("yes".into()));
+            Ok((pushed(trail, "both"), Directive::end()))
+        }
+    });
+    let runner = room.runner(&graph);
+    let starting = runner.clone();
+    let running = background(async move { starting.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    door.reached(1).await;
+    // Listed and decidable while the run works.
+    assert_eq!(room.status(&run_id("r")).await, Status::Running);
+    let wait = room.wait(&run_id("r"), "g").await;
+    assert_eq!(wait.status, WaitStatus::Armed);
+    // The slow call ends only after the answer has arrived.
+    runner
+        .deliver(&run_id("r"), &wait.id, &delivery("d", &wait, "yes"))
+        .await
+        .unwrap();
+    let result = done(running).await.unwrap();
+    assert_eq!(
+        (result.status, log.all()),
+        (Status::Succeeded, vec!["answered".to_owned()])
+    );
+    room.sound(&result.run).await;
+}
+
+/// A node that arms a gate, does something, and parks: the answer comes at every moment of it.
+fn raced(log: &Log) -> Arc<Graph<Trail>> {
+    let log = log.clone();
+    one("raced", move |ctx: Ctx, trail: Trail| {
+        let log = log.clone();
+        async move {
+            let (told, _) = join(ctx.gate("g").wait(), async {
+                for n in 0..3 {
+                    let name = format!("c{n}");
+                    call(&ctx, &name, Effect::Idempotent, &log).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+            assert_eq!(told?, Told::Delivered("yes".into()));
+            Ok((trail, Directive::end()))
+        }
+    })
+}
+
+async fn race(pairs: u32) {
+    for round in 0..pairs {
+        let (room, log) = (Room::new(), Log::new());
+        let graph = raced(&log);
+        let (runner, run) = (room.runner(&graph), run_id("r"));
+        let starting = runner.clone();
+        let running =
+            background(async move { starting.start(Start::new(Trail::new()).run(run_id("r"))).await });
+        // The deliverer looks for the gate again and again, after more and more yields.
+        let (store, delivering) = (room.memory.clone(), runner.clone());
+        let sender = background(async move {
+            for _ in 0..round % 60 {
+                tokio::task::yield_now().await;
+            }
+            loop {
+                if let Ok(waits) = store.waits(&run_id("r")).await
+                    && let Some(wait) = waits.first()
+                {
+                    let told = delivering
+                        .deliver(&run_id("r"), &wait.id, &delivery("d", wait, "yes"))
+                        .await;
+                    return told.unwrap().verdict;
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+        let first = done(running).await.unwrap();
+        assert_eq!(done(sender).await, Verdict::Accepted);
+        let status = match first.status {
+            Status::Succeeded => Status::Succeeded,
+            // Parked before the answer: then it is due.
+            _ => room.drain(&runner).await.expect("an answered run is due").status,
+        };
+        assert_eq!(status, Status::Succeeded, "round {round}");
+        assert_eq!(log.len(), 3, "round {round}: each call once");
+        room.sound(&run).await;
+    }
+}
+
+#[tokio::test]
+async fn no_answer_is_lost_between_arming_and_parking() {
+    race(1500).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_answer_is_lost_on_many_threads() {
+    race(1500).await;
+}
+
+#[tokio::test]
+async fn an_answer_right_before_the_run_parks_is_not_slept_on() {
+    let room = Room::new();
+    let graph = one("parking", |ctx: Ctx, trail: Trail| async move {
+        let told = ctx.gate("g").wait().await?;
+        assert_eq!(told, Told::Delivered("yes".into()));
+        Ok((trail, Directive::end()))
+    });
+    let runner = room.runner(&graph);
+    let (aside, store) = (room.aside(), room.memory.clone());
+    // The first commit arms, the second parks.
+    room.spy.before(Op::Commit, 1, || async move {
+        let wait = store.waits(&run_id("r")).await.unwrap().remove(0);
+        aside
+            .deliver_to_gate(&run_id("r"), &wait.id, &delivery("d", &wait, "yes"))
+            .await
+            .unwrap();
+        Ok(())
+    });
+    let done = within(runner.start(Start::new(Trail::new()).run(run_id("r"))))
+        .await
+        .unwrap();
+    assert!(room.spy.met());
+    assert_eq!(done.status, Status::Succeeded);
+    room.sound(&done.run).await;
+}
+
+#[tokio::test]
+async fn many_deliverers_at_once_have_one_winner() {
+    for _ in 0..20 {
+        let room = Room::new();
+        let graph = one("many", |ctx: Ctx, trail: Trail| async move {
+            let Told::Delivered(word) = ctx.gate("g").wait().await? else {
+                panic!()
+            };
+            Ok((pushed(trail, text(&word)), Directive::end()))
+        });
+        let runner = room.runner(&graph);
+        let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+        let wait = room.wait(&parked.run, "g").await;
+        let sends = (0..8).map(|n| {
+            let (runner, run, wait) = (runner.clone(), parked.run.clone(), wait.clone());
+            async move {
+                let id = format!("d{}", n / 2);
+                runner
+                    .deliver(&run, &wait.id, &delivery(&id, &wait, &id))
+                    .await
+                    .unwrap()
+            }
+        });
+        let told = join_all(sends).await;
+        let accepted: Vec<_> = told.iter().filter(|t| t.verdict == Verdict::Accepted).collect();
+        assert_eq!(accepted.len(), 2, "the winner and its twin");
+        assert_eq!(told.iter().filter(|t| t.replayed).count(), 4);
+        let done = room.drain(&runner).await.unwrap();
+        assert_eq!((done.status, done.state.len()), (Status::Succeeded, 1));
+        room.sound(&parked.run).await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_was_taken_stays_taken_when_the_run_is_cancelled() {
+    // Parked: between the request and the end, by the one who asks.
+    let room = Room::new();
+    let graph = one("taken", |ctx: Ctx, trail: Trail| async move {
+        ctx.gate("g").wait().await?;
+        Ok((trail, Directive::end()))
+    });
+    let runner = room.runner(&graph);
+    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+    let wait = room.wait(&parked.run, "g").await;
+    let (aside, run, gate) = (room.aside(), parked.run.clone(), wait.clone());
+    room.spy.before(Op::Commit, 0, || async move {
+        let told = aside
+            .deliver_to_gate(&run, &gate.id, &delivery("d", &gate, "yes"))
+            .await
+            .unwrap();
+        assert_eq!(told.verdict, Verdict::Accepted);
+        Ok(())
+    });
+    runner
+        .operator()
+        .cancel(
+            &parked.run,
+            &iop_durable::ids::DecisionId::new("c").unwrap(),
+            "enough",
+            None,
+        )
+        .await
+        .unwrap();
+    assert!(room.spy.met());
+    if let Some(result) = room.work(&runner).await {
+        result.unwrap();
+    }
+    assert_eq!(room.status(&parked.run).await, Status::Cancelled);
+    assert_eq!(room.wait(&parked.run, "g").await.status, WaitStatus::Delivered);
+    room.sound(&parked.run).await;
+
+    // Running: between the worker's last look and its last word.
+    let (room, door) = (Room::new(), Door::new());
+    let gone = door.clone();
+    let graph = one("taken", move |ctx: Ctx, trail: Trail| {
+        let door = gone.clone();
+        async move {
+            join(ctx.gate("g").wait(), door.pass()).await.0?;
+            Ok((trail, Directive::end()))
+        }
+    });
+    let runner = room.runner(&graph);
+    let mut start = Start::new(Trail::new()).run(run_id("r"));
+    start.deadline = Some(Deadline::In(Duration::from_millis(50)));
+    let (aside, store) = (room.aside(), room.memory.clone());
+    // The first commit arms, the second ends the run at its deadline.
+    room.spy.before(Op::Commit, 1, || async move {
+        let gate = store.waits(&run_id("r")).await.unwrap().remove(0);
+        let told = aside
+            .deliver_to_gate(&run_id("r"), &gate.id, &delivery("d", &gate, "yes"))
+            .await
+            .unwrap();
+        assert_eq!(told.verdict, Verdict::Accepted);
+        Ok(())
+    });
+    let result = within(runner.start(start)).await.unwrap();
+    assert!(room.spy.met());
+    let status = match result.status {
+        Status::Cancelled => Status::Cancelled,
+        _ => {
+            room.clock.advance(Duration::from_secs(1));
+            room.drain(&runner).await.unwrap().status
+        }
+    };
+    assert_eq!(status, Status::Cancelled);
+    assert_eq!(room.wait(&run_id("r"), "g").await.status, WaitStatus::Delivered);
+    room.sound(&run_id("r")).await;
+}

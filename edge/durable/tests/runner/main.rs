@@ -1,0 +1,33 @@
+//! The runner on the memory store: what it commits, refuses, repeats and tells, by theme.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod activities;
+mod answers;
+mod attempts;
+mod budgets;
+mod calls;
+mod cancel;
+mod cancel_races;
+mod control;
+mod corrupt;
+mod deadline;
+mod dropped;
+mod effects;
+mod gate_pauses;
+mod gate_races;
+mod gates;
+mod hooks;
+mod leases;
+mod lives;
+mod refusals;
+mod resolve;
+mod resume;
+mod retries;
+mod stage;
+mod stored;
+mod stream;
+mod unknown;
+mod wait_ends;
+mod waits;
