@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migration, MigrationType, Migrator};
-use sqlx::{Connection as _, SqlSafeStr as _};
+use sqlx::{Connection, Database, SqlSafeStr as _};
 
 use crate::store::{StoreError, sqlite};
 
@@ -99,13 +99,17 @@ fn failed(error: MigrateError) -> StoreError {
     }
 }
 
-/// Creates the tables of an empty database; leaves any other as it is. Of two programs that start at once on one empty
-/// database, the second waits for the first.
+/// Creates the tables of an empty database, all or none: a program that is killed meanwhile leaves an empty one. Leaves any
+/// other as it is. Of two programs that start at once on one empty database, the second waits for the first.
 ///
 /// # Errors
 /// `open` for a database of another schema, saying what to do; `unavailable`. The connection may then still hold the lock and
 /// has to be closed.
-pub(crate) async fn prepare<C: Migrate>(conn: &mut C, schema: &Migrator) -> Result<(), StoreError> {
+pub(crate) async fn prepare<C>(conn: &mut C, schema: &Migrator) -> Result<(), StoreError>
+where
+    C: Connection + Migrate,
+    C::Database: Database<Connection = C>,
+{
     conn.lock().await.map_err(failed)?;
     conn.ensure_migrations_table(&schema.table_name)
         .await
@@ -116,7 +120,14 @@ pub(crate) async fn prepare<C: Migrate>(conn: &mut C, schema: &Migrator) -> Resu
         .map_err(failed)?;
     let known = schema.migrations.len();
     match judge(&applied, &schema.migrations) {
-        Found::Empty => schema.run_direct(None, conn, false).await.map_err(failed)?,
+        Found::Empty => {
+            let mut creation = conn.begin().await.map_err(StoreError::unavailable)?;
+            schema
+                .run_direct(None, &mut *creation, false)
+                .await
+                .map_err(failed)?;
+            creation.commit().await.map_err(StoreError::unavailable)?;
+        }
         Found::Current => {}
         Found::Older { version } => {
             return Err(StoreError::Open(format!(
@@ -193,6 +204,22 @@ mod tests {
         changed[0].checksum = Cow::Borrowed(b"another");
         assert_eq!(judge(&changed, &known), Found::Changed { version: 1 });
         assert_eq!(judge(&all[1..], &known), Found::Changed { version: 1 });
+    }
+
+    #[tokio::test]
+    async fn a_creation_that_breaks_off_leaves_an_empty_database() {
+        let broken = migrator(&[
+            ("good", "CREATE TABLE good (n INTEGER)"),
+            ("bad", "CREATE NONSENSE"),
+        ]);
+        let whole = migrator(&[("good", "CREATE TABLE good (n INTEGER)")]);
+        let mut conn = sqlx::SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        prepare(&mut conn, &broken).await.unwrap_err();
+        let applied = conn.list_applied_migrations(&whole.table_name).await.unwrap();
+        assert_eq!(judge(&applied, &whole.migrations), Found::Empty);
+        prepare(&mut conn, &whole).await.unwrap();
+        let applied = conn.list_applied_migrations(&whole.table_name).await.unwrap();
+        assert_eq!(judge(&applied, &whole.migrations), Found::Current);
     }
 
     #[test]
