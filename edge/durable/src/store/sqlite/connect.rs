@@ -56,8 +56,9 @@ pub(super) fn writer(path: &Path) -> rusqlite::Result<rusqlite::Connection> {
     conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
     // What a savepoint may have to undo stays out of the file system.
     conn.pragma_update(None, "temp_store", "memory")?;
-    // In KiB when negative: the pages that running runs share.
-    conn.pragma_update(None, "cache_size", -32_768)?;
+    // In KiB when negative. What the commits of running runs touch fits in; a larger cache costs more than it saves, because
+    // SQLite goes through its whole hash table at the end of a transaction that has split pages.
+    conn.pragma_update(None, "cache_size", -4_096)?;
     Ok(conn)
 }
 
@@ -71,9 +72,7 @@ fn migrator(path: &Path) -> SqliteConnectOptions {
 
 /// A connection that cannot write.
 pub(super) fn reader(path: &Path) -> SqliteConnectOptions {
-    options(path)
-        .pragma("query_only", "true")
-        .pragma("cache_size", "-8192")
+    options(path).pragma("query_only", "true")
 }
 
 /// Opens the file, or makes it, and brings it to a state in which a store can begin: the schema of this program, and no lease.
