@@ -186,6 +186,23 @@ fn killed_at_random(place: &Place) {
     eprintln!("{killed} killed: {met:?}");
 }
 
+/// Processes are killed while they create an empty database: the next one finds it empty or whole.
+fn killed_at_creation(place: &Place) {
+    let mut random = Random::new(seed());
+    for n in 0..15 {
+        let mut task = place.task(n, format!("created-{n}"));
+        if let Some(server) = &place.server {
+            server.sql(&format!("CREATE DATABASE d{n}")).unwrap();
+            task.database = Database::Postgres(server.url_of(&format!("d{n}")));
+        }
+        let child = Running::child(&task);
+        std::thread::sleep(Duration::from_millis(random.below(60)));
+        child.kill();
+        finish(&task);
+        check(&task.database, &task.ledger, &[task.run]);
+    }
+}
+
 fn trial(
     name: &str,
     place: impl FnOnce() -> Place + Send + 'static,
@@ -228,6 +245,8 @@ fn main() {
         }
         let what = format!("{name}_process_is_killed_at_random");
         trials.push(trial(&what, place, killed_at_random));
+        let what = format!("{name}_process_is_killed_while_it_creates_the_database");
+        trials.push(trial(&what, place, killed_at_creation));
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
