@@ -485,8 +485,7 @@ where
         let asked = Instant::now();
         match self.create(create).await? {
             (_, Some(acquired)) => {
-                self.segment(acquired, asked, Intent::Fresh, published, stop)
-                    .await
+                Box::pin(self.segment(acquired, asked, Intent::Fresh, published, stop)).await
             }
             (accepted, None) => self.result(&accepted.run).await,
         }
@@ -533,8 +532,7 @@ where
             self.inner.release(&held).await;
             return Err(RunError::StaleToken { current });
         }
-        self.segment(acquired, asked, Intent::Resume(resume), published, stop)
-            .await
+        Box::pin(self.segment(acquired, asked, Intent::Resume(resume), published, stop)).await
     }
 
     fn hold(&self, acquired: &Acquired, asked: Instant) -> Held {
@@ -554,7 +552,7 @@ where
         asked: Instant,
         stop: watch::Receiver<bool>,
     ) -> Result<RunResult<S, E>, RunError> {
-        self.segment(acquired, asked, Intent::Claimed, None, stop).await
+        Box::pin(self.segment(acquired, asked, Intent::Claimed, None, stop)).await
     }
 
     async fn segment(
