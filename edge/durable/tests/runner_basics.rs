@@ -136,16 +136,16 @@ mod parking_lot_free {
     use std::sync::Mutex;
 
     #[derive(Default)]
-    pub struct Log(Mutex<Vec<String>>);
+    pub(super) struct Log(Mutex<Vec<String>>);
 
     impl Log {
-        pub fn push(&self, text: String) -> usize {
+        pub(super) fn push(&self, text: String) -> usize {
             let mut log = self.0.lock().unwrap();
             log.push(text);
             log.len()
         }
 
-        pub fn take(&self) -> Vec<String> {
+        pub(super) fn take(&self) -> Vec<String> {
             std::mem::take(&mut self.0.lock().unwrap())
         }
     }

@@ -105,10 +105,11 @@ async fn race(pairs: u32) {
         });
         let first = done(running).await.unwrap();
         assert_eq!(done(sender).await, Verdict::Accepted);
-        let status = match first.status {
-            Status::Succeeded => Status::Succeeded,
+        let status = if first.status == Status::Succeeded {
+            Status::Succeeded
+        } else {
             // Parked before the answer: then it is due.
-            _ => room.drain(&runner).await.expect("an answered run is due").status,
+            room.drain(&runner).await.expect("an answered run is due").status
         };
         assert_eq!(status, Status::Succeeded, "round {round}");
         assert_eq!(log.len(), 3, "round {round}: each call once");
@@ -250,12 +251,11 @@ async fn an_answer_that_was_taken_stays_taken_when_the_run_is_cancelled() {
     });
     let result = within(runner.start(start)).await.unwrap();
     assert!(room.spy.met());
-    let status = match result.status {
-        Status::Cancelled => Status::Cancelled,
-        _ => {
-            room.clock.advance(Duration::from_secs(1));
-            room.drain(&runner).await.unwrap().status
-        }
+    let status = if result.status == Status::Cancelled {
+        Status::Cancelled
+    } else {
+        room.clock.advance(Duration::from_secs(1));
+        room.drain(&runner).await.unwrap().status
     };
     assert_eq!(status, Status::Cancelled);
     assert_eq!(room.wait(&run_id("r"), "g").await.status, WaitStatus::Delivered);

@@ -58,7 +58,7 @@ async fn a_step_may_take_much_longer_than_a_lease() {
 async fn a_renewal_that_hangs_or_fails_is_tried_again_in_time() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&slow(TTL * 3, &log));
-    room.spy.before(Op::Renew, 1, || std::future::pending());
+    room.spy.before(Op::Renew, 1, std::future::pending);
     room.spy.answer(Op::Renew, 0, StoreError::unavailable("away"));
     let done = runner.start(Start::new(Trail::new())).await.unwrap();
     assert!(room.spy.met());
@@ -121,7 +121,7 @@ async fn giving_a_run_back_takes_no_longer_than_five_seconds() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&slow(Duration::from_secs(1), &log));
     room.spy.answer(Op::Commit, 0, StoreError::unavailable("away"));
-    room.spy.before(Op::Release, 0, || std::future::pending());
+    room.spy.before(Op::Release, 0, std::future::pending);
     let began = tokio::time::Instant::now();
     refused(
         runner.start(Start::new(Trail::new()).run(run_id("r"))).await,

@@ -268,7 +268,8 @@ async fn a_resume_as_a_stream_is_refused_like_any_other() {
     let room = Room::new();
     let runner = room.runner(&suspending());
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
-    let table: [(fn() -> Resume<Trail>, &str); 4] = [
+    type Making = fn() -> Resume<Trail>;
+    let table: [(Making, &str); 4] = [
         (
             || Resume::new().target(|_, _| ResumePlan::To("x".to_owned())),
             "invalid_resume_target",

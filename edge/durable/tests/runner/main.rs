@@ -1,5 +1,12 @@
 //! The runner on the memory store: what it commits, refuses, repeats and tells, by theme.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests: a broken expectation ends the test with its message"
+)]
+
 #[path = "../support/mod.rs"]
 mod support;
 

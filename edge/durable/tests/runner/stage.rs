@@ -61,7 +61,8 @@ fn everything(log: &Log, door: &Door) -> Arc<Graph<Trail>> {
                     }
                     "mixed" => {
                         let (a, b) = join(held("c", Effect::Unsafe), held("d", Effect::Idempotent)).await;
-                        (a?, b?);
+                        a?;
+                        b?;
                     }
                     "gate" => {
                         ctx.gate("g").wait().await?;

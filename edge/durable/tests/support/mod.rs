@@ -1,6 +1,13 @@
 //! What the runner's tests share: a memory store with a clock that is moved by hand, a store around it that is looked at and
 //! can be interfered with, and short words for what the tests do again and again.
-#![allow(dead_code, unused_imports, reason = "every test file uses another part of it")]
+#![allow(
+    dead_code,
+    unused_imports,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests: every file uses another part of it, and a broken expectation ends the test with its message"
+)]
 
 mod room;
 mod spy;
