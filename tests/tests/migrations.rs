@@ -113,18 +113,110 @@ fn definitions_hold(store: &str, sql: &dyn Fn(&str) -> Result<String, String>) {
     );
 }
 
+/// The rules of the tables of runs, the same in both stores. `bytes` is a byte string of this store.
+fn runs_hold(store: &str, bytes: &str, sql: &dyn Fn(&str) -> Result<String, String>) {
+    let run = |id: &str, status: &str, waiting: &str| {
+        format!(
+            "INSERT INTO runs (run_id, kind, definition, status, cursor, activation, revision, schema_version, root_id, \
+             state_digest, budgets, body, waiting_kind, created_at, updated_at) \
+             VALUES ('{id}', 'graph', 'g', '{status}', '', 1, 9223372036854775807, 1, '{id}', {bytes}, {bytes}, {bytes}, \
+             {waiting}, 1, 1);"
+        )
+    };
+    let event = |seq: i64, life: i64, terminal: bool| {
+        format!(
+            "INSERT INTO events (run_id, seq, life, name, terminal, time, data) \
+             VALUES ('r', {seq}, {life}, 'e', {terminal}, 1, {bytes});"
+        )
+    };
+    let decision = |scope: &str, id: &str| {
+        format!(
+            "INSERT INTO decisions (run_id, scope, decision_id, content, body, created_at) \
+             VALUES ('r', '{scope}', '{id}', {bytes}, {bytes}, 1);"
+        )
+    };
+    let key = |scope: &str, key: &str| {
+        format!(
+            "INSERT INTO idempotency_keys (scope, key, request, run_id, created_at) VALUES ('{scope}', '{key}', {bytes}, 'r', 1);"
+        )
+    };
+    let step = |status: &str| {
+        format!(
+            "INSERT INTO steps (run_id, activation, node, status, body) VALUES ('{status}', 1, 'n', '{status}', {bytes});"
+        )
+    };
+    let activity = |state: &str| {
+        format!(
+            "INSERT INTO activities (run_id, activity_id, activation, state, body, input_digest) \
+             VALUES ('{state}', 'a', 1, '{state}', {bytes}, {bytes});"
+        )
+    };
+    let wait = |status: &str| {
+        format!(
+            "INSERT INTO waits (run_id, wait_id, correlation_id, activation, status, armed_at, body, subject_digest) \
+             VALUES ('{status}', 'w', 'c', 1, '{status}', 1, {bytes}, {bytes});"
+        )
+    };
+    for good in [
+        run("r", "queued", "NULL"),
+        run("R", "waiting", "'retry'"),
+        event(1, 1, false),
+        event(2, 1, true),
+        event(3, 2, false),
+        event(4, 2, true),
+        decision("operator", "d"),
+        decision("cancel", "d"),
+        key("a", "k"),
+        key("b", "k"),
+        step("done"),
+        activity("unknown"),
+        wait("timed_out"),
+        "INSERT INTO run_fences (run_id, fence) VALUES ('r', 1);".to_owned(),
+    ] {
+        sql(&good).unwrap_or_else(|e| panic!("{store} refused {good}: {e}"));
+    }
+    for bad in [
+        run("r", "queued", "NULL"),
+        run("x", "Queued", "NULL"),
+        run("x", "waiting", "'nothing'"),
+        event(4, 3, false),
+        event(5, 2, true),
+        decision("operator", "d"),
+        key("a", "k"),
+        step("finished"),
+        activity("finished"),
+        wait("finished"),
+        wait("timed_out"),
+        "INSERT INTO run_fences (run_id, fence) VALUES ('r', 2);".to_owned(),
+        "INSERT INTO checkpoints (run_id, revision) VALUES ('r', 1);".to_owned(),
+    ] {
+        assert!(sql(&bad).is_err(), "{store} accepted {bad}");
+    }
+    assert_eq!(
+        sql("SELECT min(run_id) FROM runs").as_deref(),
+        Ok("R"),
+        "{store} compares text by its bytes"
+    );
+    assert_eq!(
+        sql("SELECT revision FROM runs WHERE run_id = 'r'").as_deref(),
+        Ok("9223372036854775807"),
+        "{store} holds the last revision"
+    );
+}
+
 #[test]
-fn sqlite_takes_every_step_and_keeps_definitions_immutable() {
+fn sqlite_takes_every_step_and_keeps_the_rules_of_its_tables() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("iop.db");
     for (name, step) in migrations("sqlite") {
         sqlite(&file, &format!("BEGIN;\n{step}\nCOMMIT;")).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
     definitions_hold("sqlite", &|sql| sqlite(&file, sql));
+    runs_hold("sqlite", "x'00'", &|sql| sqlite(&file, sql));
 }
 
 #[test]
-fn postgres_takes_every_step_and_keeps_definitions_immutable() {
+fn postgres_takes_every_step_and_keeps_the_rules_of_its_tables() {
     run(60, async {
         let mut postgres = Postgres::start().await;
         for (name, step) in migrations("postgres") {
@@ -133,6 +225,7 @@ fn postgres_takes_every_step_and_keeps_definitions_immutable() {
                 .unwrap_or_else(|e| panic!("{name}: {e}"));
         }
         definitions_hold("postgres", &|sql| postgres.sql(sql));
+        runs_hold("postgres", r"'\x00'", &|sql| postgres.sql(sql));
         postgres.stop().await;
     });
 }
