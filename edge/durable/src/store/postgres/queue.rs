@@ -126,3 +126,136 @@ impl Queue {
         self.ready.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::store::postgres::work::{Job, Posting, Rows};
+
+    fn post(run: &str) -> Write {
+        let (reply, _) = oneshot::channel();
+        Write::Post(Box::new(Job {
+            run: RunId::new(run).unwrap(),
+            work: Posting {
+                signal: 0,
+                cancel: None,
+                wake: true,
+                rows: Rows::default(),
+            },
+            reply,
+        }))
+    }
+
+    fn runs(writes: impl IntoIterator<Item = Write>) -> Vec<String> {
+        writes
+            .into_iter()
+            .map(|write| write.run().as_str().to_owned())
+            .collect()
+    }
+
+    proptest! {
+        /// However writes come and go: each is in one batch, no batch has two of a run or one of a busy run, and those of one
+        /// run keep their order.
+        #[test]
+        fn batches_are_disjoint_and_keep_the_order_of_each_run(
+            arrivals in proptest::collection::vec((0..6_u8, 0..4_u8), 0..40),
+        ) {
+            let mut waiting = VecDeque::new();
+            let mut under_way: Vec<Vec<String>> = Vec::new();
+            let mut taken: Vec<String> = Vec::new();
+            let mut signals: Vec<i64> = Vec::new();
+            let mut come = 0;
+            for (run, turn) in arrivals {
+                let mut write = post(&run.to_string());
+                if let Write::Post(job) = &mut write {
+                    job.work.signal = come;
+                }
+                come += 1;
+                waiting.push_back(write);
+                if turn == 0 && !under_way.is_empty() {
+                    under_way.remove(0);
+                }
+                if turn <= 1 && under_way.len() < 2 {
+                    let busy = under_way.iter().flatten().map(|run| RunId::new(run).unwrap()).collect();
+                    let batch = take(&mut waiting, &busy);
+                    signals.extend(batch.iter().map(|write| match write {
+                        Write::Post(job) => job.work.signal,
+                        Write::Create(_) | Write::Commit(_) => unreachable!(),
+                    }));
+                    let batch = runs(batch);
+                    let distinct: HashSet<_> = batch.iter().collect();
+                    prop_assert_eq!(distinct.len(), batch.len());
+                    prop_assert!(batch.iter().all(|run| !under_way.iter().flatten().any(|other| other == run)));
+                    taken.extend(batch.iter().cloned());
+                    under_way.push(batch);
+                }
+            }
+            while !waiting.is_empty() {
+                let batch = take(&mut waiting, &HashSet::new());
+                prop_assert!(!batch.is_empty());
+                signals.extend(batch.iter().map(|write| match write {
+                    Write::Post(job) => job.work.signal,
+                    Write::Create(_) | Write::Commit(_) => unreachable!(),
+                }));
+                taken.extend(runs(batch));
+            }
+            prop_assert_eq!(i64::try_from(taken.len()).unwrap(), come);
+            for run in 0..6_u8 {
+                let run = run.to_string();
+                let order: Vec<i64> = taken.iter().zip(&signals).filter(|(r, _)| **r == run).map(|(_, s)| *s).collect();
+                prop_assert!(order.is_sorted(), "{:?}", order);
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_is_bounded_and_a_large_write_goes_alone() {
+        let mut waiting: VecDeque<Write> = (0..BATCH_MAX + 10).map(|n| post(&format!("r{n}"))).collect();
+        assert_eq!(take(&mut waiting, &HashSet::new()).len(), BATCH_MAX);
+        assert_eq!(waiting.len(), 10);
+        let mut large = post("large");
+        if let Write::Post(job) = &mut large {
+            job.work.rows.blobs.push(crate::envelope::BlobRow {
+                digest: [0; 32],
+                bytes: vec![0; BATCH_BYTES + 1].into(),
+            });
+        }
+        waiting.push_front(large);
+        waiting.push_front(post("small"));
+        assert_eq!(
+            runs(take(&mut waiting, &HashSet::new())).len(),
+            11,
+            "the others pass it"
+        );
+        assert_eq!(runs(take(&mut waiting, &HashSet::new())), ["large"]);
+        assert!(waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_closed_queue_is_written_to_its_end_by_every_committer() {
+        let queue = Queue::default();
+        assert!(queue.push(post("a")).is_ok());
+        let first = queue.next().await.unwrap();
+        assert!(queue.push(post("a")).is_ok());
+        queue.close();
+        assert!(queue.push(post("b")).is_err());
+        let committer = async || {
+            let mut written = Vec::new();
+            while let Some(batch) = queue.next().await {
+                queue.done(batch.iter().map(Write::run));
+                written.extend(runs(batch));
+            }
+            written
+        };
+        let first_is_done = async {
+            tokio::task::yield_now().await;
+            queue.done(first.iter().map(Write::run));
+        };
+        let (mut one, two, ()) = tokio::join!(committer(), committer(), first_is_done);
+        one.extend(two);
+        assert_eq!(one, ["a"]);
+    }
+}

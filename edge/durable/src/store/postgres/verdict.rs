@@ -135,3 +135,97 @@ pub(super) fn posted(verdict: &Verdict) -> Result<u64, Refusal> {
     }
     Err(Refusal::Carry)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Owner, RunId};
+    use crate::store::Lease;
+    use crate::time::Timestamp;
+
+    fn guard(incarnation: Option<u64>, signal: Option<u64>) -> Guard {
+        Guard {
+            revision: Revision::new(5).unwrap(),
+            authority: incarnation.map_or(Authority::Idle, |incarnation| {
+                Authority::Lease(Lease {
+                    run: RunId::new("r").unwrap(),
+                    owner: Owner::new("worker").unwrap(),
+                    incarnation,
+                    expires_at: Timestamp::MIN,
+                })
+            }),
+            signal,
+        }
+    }
+
+    fn found(revision: Option<i64>, held_by: Option<i64>, signal: i64) -> Verdict {
+        Verdict {
+            place: 1,
+            revision,
+            signal,
+            held_by,
+            continued: true,
+            known: true,
+            written: false,
+            claimable: false,
+            now: 1,
+        }
+    }
+
+    fn word<T: std::fmt::Debug>(answer: Result<T, Refusal>) -> &'static str {
+        match answer {
+            Ok(_) => "passes",
+            Err(Refusal::Gone) => "gone",
+            Err(Refusal::Carry) => "carry",
+            Err(Refusal::Error(StoreError::Conflict(Conflict::Revision(_)))) => "revision",
+            Err(Refusal::Error(StoreError::Conflict(Conflict::Signal(_)))) => "signal",
+            Err(Refusal::Error(error)) => error.kind(),
+        }
+    }
+
+    /// Over everything that can be found: what is told is the first of the guard's conditions that does not hold.
+    #[test]
+    fn a_guard_tells_the_first_thing_that_is_wrong() {
+        for revision in [None, Some(5), Some(4), Some(6)] {
+            for held_by in [None, Some(3), Some(4)] {
+                for signal in [0, 7] {
+                    for wanted in [None, Some(3)] {
+                        for seen in [None, Some(7)] {
+                            let verdict = found(revision, held_by, signal);
+                            let told = word(judge(&guard(wanted, seen), &verdict));
+                            let expected = match (revision, wanted, held_by) {
+                                (None, _, _) => "gone",
+                                (Some(4 | 6), _, _) => "revision",
+                                (Some(_), None, Some(_)) => "busy",
+                                (Some(_), Some(_), None | Some(4)) => "lease_lost",
+                                (Some(_), _, _) if seen.is_some() && signal != 7 => "signal",
+                                (Some(_), _, _) => "passes",
+                            };
+                            assert_eq!(told, expected, "{verdict:?} {wanted:?} {seen:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_told_with_the_revision_after_the_found_one() {
+        let guard = guard(Some(3), None);
+        let mut verdict = found(Some(5), Some(3), 2);
+        verdict.written = true;
+        let told = committed(&guard, &verdict).unwrap();
+        assert_eq!((told.revision.get(), told.signal), (6, 2));
+        assert_eq!(posted(&verdict).unwrap(), 3);
+        verdict.written = false;
+        verdict.known = false;
+        assert_eq!(word(committed(&guard, &verdict)), "carry");
+        assert_eq!(word(posted(&verdict)), "carry");
+        verdict.continued = false;
+        assert_eq!(word(committed(&guard, &verdict)), "corrupt");
+        verdict.known = true;
+        assert_eq!(word(posted(&verdict)), "signal");
+        verdict.revision = None;
+        assert_eq!(word(posted(&verdict)), "gone");
+    }
+}
