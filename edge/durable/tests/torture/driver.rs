@@ -11,8 +11,10 @@ use iop_durable::ids::{ActivityId, DecisionId, Owner, RunId, WaitId};
 use iop_durable::machine::activity::{Action, Resolution};
 use iop_durable::machine::wait::{Delivery, Verdict};
 use iop_durable::payload::Payload;
-use iop_durable::record::{ActivityRecord, Effect, Status, WaitStatus, WaitingKind};
-use iop_durable::runner::{Bindings, Options, Resume, RunError, Runner, Start, idempotency_key};
+use iop_durable::record::{ActivityRecord, Effect, Outcome, Status, WaitStatus, Waiting, WaitingKind};
+use iop_durable::runner::{
+    Bindings, CancelOutcome, Options, Resume, RunError, Runner, Start, idempotency_key,
+};
 use iop_durable::store::{Claim, IdempotencyKey, LeaseRequest, Loaded, Store, StoreError};
 use iop_durable::token::ResumeToken;
 use tokio::sync::watch;
@@ -39,6 +41,17 @@ pub enum Progress {
     Over,
 }
 
+/// When somebody asks for the end of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CancelAt {
+    /// Instead of answering.
+    Approval,
+    /// Before a retry is due.
+    Retry,
+    /// Before it is resolved.
+    Ambiguous,
+}
+
 /// One run and those around it.
 pub struct Driver {
     runner: Runner<State, String>,
@@ -46,6 +59,7 @@ pub struct Driver {
     world: Arc<World>,
     run: RunId,
     mode: Mode,
+    cancel_at: Option<CancelAt>,
     lease: LeaseRequest,
 }
 
@@ -69,8 +83,15 @@ impl Driver {
             world: Arc::clone(world),
             run: run.clone(),
             mode,
+            cancel_at: None,
             lease: LeaseRequest { owner, ttl },
         }
+    }
+
+    /// The run is to be cancelled once it stands like this.
+    pub fn cancelling(mut self, at: Option<CancelAt>) -> Self {
+        self.cancel_at = at;
+        self
     }
 
     pub fn runner(&self) -> &Runner<State, String> {
@@ -84,22 +105,27 @@ impl Driver {
             loaded => loaded?,
         };
         if loaded.head.status.is_terminal() {
-            return Ok(Progress::Over);
+            let outcome =
+                Outcome::decode(&loaded.head.outcome.clone().expect("it is over")).expect("it is JSON");
+            if !outcome.resumable() {
+                return Ok(Progress::Over);
+            }
         }
         if let Some(lease) = &loaded.lease {
             let left = lease.expires_at.since(loaded.now);
             return Ok(Progress::Wait(left + Duration::from_millis(1)));
         }
+        if self.is_to_be_cancelled(&loaded) {
+            return self.cancel(&loaded).await;
+        }
         match loaded.head.status {
             Status::Queued | Status::Running if self.mode == Mode::Claims => self.claim().await,
-            Status::Queued | Status::Running => self.resume(&loaded).await,
+            Status::Queued | Status::Running | Status::Failed => self.resume(&loaded).await,
             Status::Ambiguous => self.resolve(&loaded).await,
             Status::Waiting => self.answer(&loaded).await,
-            Status::Succeeded
-            | Status::Failed
-            | Status::Cancelled
-            | Status::Exhausted
-            | Status::Transferred => unreachable!("it is not over"),
+            Status::Succeeded | Status::Cancelled | Status::Exhausted | Status::Transferred => {
+                unreachable!("it is not over")
+            }
         }
     }
 
@@ -150,6 +176,30 @@ impl Driver {
         let result = self.runner.run_claimed(acquired, asked, stop).await?;
         assert_ne!(result.status, Status::Running);
         Ok(Progress::Moved)
+    }
+
+    fn is_to_be_cancelled(&self, loaded: &Loaded) -> bool {
+        let kind = loaded.head.waiting.as_ref().and_then(Waiting::kind);
+        match self.cancel_at {
+            None => false,
+            Some(CancelAt::Approval) => kind == Some(WaitingKind::Approval),
+            Some(CancelAt::Retry) => kind == Some(WaitingKind::Retry),
+            Some(CancelAt::Ambiguous) => loaded.head.status == Status::Ambiguous,
+        }
+    }
+
+    /// Asks for the end; what the request leaves to others is done by them.
+    async fn cancel(&self, loaded: &Loaded) -> Result<Progress, RunError> {
+        let id = DecisionId::new("cancel-1").unwrap();
+        let operator = self.runner.operator();
+        let cancelled = operator
+            .cancel(&self.run, &id, "enough", Some("somebody"))
+            .await?;
+        match (cancelled.outcome, loaded.head.status) {
+            (CancelOutcome::Done(Status::Cancelled), _) => Ok(Progress::Moved),
+            (_, Status::Ambiguous) => self.resolve(loaded).await,
+            (_, _) => self.claim().await,
+        }
     }
 
     async fn resume(&self, loaded: &Loaded) -> Result<Progress, RunError> {

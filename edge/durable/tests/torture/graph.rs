@@ -1,5 +1,6 @@
 //! One graph with everything: pure steps, a model turn whose answer is recorded before its tools run, three calls at once, an
-//! approval before an unsafe call, a wait of the graph, a call that fails twice, and a last idempotent call.
+//! approval before an unsafe call, a wait of the graph, a call that fails twice and is tried again, and a last call that fails
+//! with its run, which is resumed.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -37,7 +38,7 @@ pub const CALLS: [&str; 7] = [
 ];
 /// What an operator says of an unsafe call that was never carried out; the node then makes another one, under another key.
 pub const NOT_APPLIED: &str = "not_applied";
-/// How often the flaky call fails.
+/// How often the flaky call fails; its policy tries it again.
 pub const FAILURES: usize = 2;
 /// What the event of the graph must say.
 pub const GO: &str = "go";
@@ -168,8 +169,17 @@ async fn settle(ctx: Ctx, mut state: State) -> NodeResult<State, String> {
     Ok((state, Directive::completed()))
 }
 
+/// Fails once, which ends the run's first life; the second one goes on here.
 async fn finish(ctx: Ctx, mut state: State) -> NodeResult<State, String> {
-    let notified = call(&ctx, "notify", Effect::Idempotent, "done").await?;
+    let world = world(&ctx);
+    let notified = ctx
+        .activity("notify")
+        .effect(Effect::Idempotent)
+        .run("done", |call| {
+            let world = Arc::clone(&world);
+            async move { world.serve_failing(&call, Effect::Idempotent, 1).await }
+        })
+        .await?;
     state.trail.push("finish".to_owned());
     state.answers.insert("notify".to_owned(), text(&notified));
     Ok((state, Directive::end().effect("finished".to_owned())))

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iop_durable::ids::{Revision, RunId};
 use iop_durable::record::{
-    ActivityRecord, ActivityState, AttemptClass, Effect, EventName, EventRecord, Origin, Outcome, Status,
-    StepRecord, WaitStatus,
+    ActivityRecord, ActivityState, AttemptClass, Effect, EventName, EventRecord, Origin, Outcome, Reason,
+    Status, StepRecord, WaitStatus,
 };
 use iop_durable::runner::idempotency_key;
 use iop_durable::store::{Loaded, Store};
@@ -178,7 +178,13 @@ fn check_steps(what: &str, found: &Found) {
     assert_eq!(activations, expected, "{what}: steps {:?}", found.steps);
     let completed = EventName::StepCompleted.as_str();
     let told = found.events.iter().filter(|e| e.name == completed).count();
-    assert_eq!(told, found.steps.len(), "{what}: events of completed steps");
+    // A step that ended a life is told again when it is done.
+    let again = found.loaded.head.life as usize - 1;
+    assert_eq!(
+        told,
+        found.steps.len() + again,
+        "{what}: events of completed steps"
+    );
 }
 
 /// The journal and the ledger say the same.
@@ -305,7 +311,18 @@ fn check_commits(what: &str, found: &Found) {
 pub fn check_everything(what: &str, found: &Found) {
     let head = &found.loaded.head;
     assert_eq!(head.status, Status::Succeeded, "{what}: {:?}", head.outcome);
-    assert_eq!(head.life, 1, "{what}");
+    // The failure of the last call ended the first life, unless it was lost with its worker.
+    let notify = found
+        .activities
+        .iter()
+        .find(|a| a.key.as_str() == "notify")
+        .unwrap();
+    let failed = notify
+        .attempts
+        .iter()
+        .filter(|a| a.class == AttemptClass::Failed)
+        .count();
+    assert_eq!(head.life as usize, 1 + failed, "{what}: {notify:?}");
     let state: State = serde_json::from_slice(found.loaded.state.bytes()).unwrap();
     assert_eq!(state.trail, TRAIL, "{what}");
     assert_eq!(head.budgets["turns"].used, 1, "{what}: drawn once");
@@ -333,8 +350,22 @@ pub fn check_everything(what: &str, found: &Found) {
         .lines
         .iter()
         .filter(|line| matches!(line, Line::Fail { .. }));
-    assert_eq!(fails.count(), FAILURES, "{what}: failures of the flaky call");
+    assert_eq!(fails.count(), FAILURES + 1, "{what}: failures that were answered");
     check_tools(what, found, &state.answers["model"]);
+}
+
+/// What more must hold of a run of `everything` that was cancelled after its second step: that far and no further, each effect
+/// once.
+pub fn check_cancelled(what: &str, found: &Found, trail: &[&str]) {
+    let head = &found.loaded.head;
+    assert_eq!((head.status, head.life), (Status::Cancelled, 1), "{what}");
+    let outcome = Outcome::decode(&head.outcome.clone().unwrap()).unwrap();
+    assert_eq!(outcome.reason, Reason::Cancelled, "{what}");
+    let state: State = serde_json::from_slice(found.loaded.state.bytes()).unwrap();
+    assert_eq!(state.trail, trail, "{what}");
+    for (name, answer) in &state.answers {
+        check_answer(what, found, name, answer);
+    }
 }
 
 /// A state's answer is the output of the one completed call of that name, and that call had its effect once.

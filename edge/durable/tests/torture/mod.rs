@@ -6,6 +6,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::wildcard_enum_match_arm,
     clippy::large_futures,
     reason = "tests: each test crate uses a part of this, and a broken expectation ends the test with its message"
 )]

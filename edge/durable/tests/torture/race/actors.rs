@@ -171,13 +171,13 @@ pub async fn sender(scene: Arc<Scene>, mut random: Random) {
 
 /// Asks for the end of the run, in some of the schedules; sometimes twice.
 pub async fn canceller(scene: Arc<Scene>, mut random: Random) {
-    if !random.chance(1, 3) {
+    if !random.chance(1, 2) {
         return;
     }
     let operator = scene.runner("canceller").operator();
     let id = DecisionId::new("cancel").unwrap();
     for _ in 0..=random.below(2) {
-        tokio::time::sleep(Duration::from_millis(random.below(9000))).await;
+        tokio::time::sleep(Duration::from_millis(random.below(5000))).await;
         let answer = operator.cancel(&scene.run, &id, "enough", Some("somebody")).await;
         if let Err(error) = &answer {
             assert!(is_passing(error), "cancel: {error:?}");
