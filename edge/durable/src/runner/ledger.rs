@@ -71,6 +71,11 @@ struct Inner {
     probing: u32,
 }
 
+/// Whether a wait ended with its run, without anybody's word.
+fn was_withdrawn(wait: &WaitRecord) -> bool {
+    wait.status == WaitStatus::Cancelled && wait.settled.as_ref().is_some_and(|settled| settled.by.is_none())
+}
+
 /// Lets a call go.
 pub(crate) type Confirm = (ActivityId, oneshot::Sender<()>);
 
@@ -425,13 +430,16 @@ impl Ledger {
     ) -> Result<Option<WaitRecord>, Failure> {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let id = WaitId::derive(
-            &self.entry.run,
-            &self.entry.node,
-            self.entry.activation,
-            &spec.key,
-            1,
-        );
+        let mut generation = 1;
+        let id = loop {
+            let (run, node) = (&self.entry.run, &self.entry.node);
+            let id = WaitId::derive(run, node, self.entry.activation, &spec.key, generation);
+            match inner.waits.get(&id) {
+                // Withdrawn when an earlier life ended: this one asks anew.
+                Some(wait) if was_withdrawn(wait) => generation += 1,
+                Some(_) | None => break id,
+            }
+        };
         let Some(existing) = inner.waits.get(&id) else {
             if inner.stopping {
                 return Ok(None);
@@ -443,7 +451,7 @@ impl Ledger {
                 node: self.entry.node.clone(),
                 activation: self.entry.activation,
             };
-            let record = wait::arm(&address, &spec, 1, now);
+            let record = wait::arm(&address, &spec, generation, now);
             inner.parked.insert(ParkedOn::Gate(id.clone()), record.deadline);
             inner.dirty_waits.insert(id.clone());
             inner.waits.insert(id, record);

@@ -309,10 +309,10 @@ where
 
     /// Everything that needs no graph: cancelling, resolving, reading.
     pub fn operator(&self) -> Operator {
-        Operator::new(
+        Operator::of(
             Arc::clone(&self.inner.store),
+            Arc::clone(&self.inner.keeper),
             self.inner.owner.clone(),
-            self.inner.keeper.ttl(),
             self.inner.limits,
         )
     }

@@ -114,6 +114,11 @@ impl Operator {
     /// `ttl` bounds how long one operation holds a run.
     pub fn new(store: Arc<dyn Store>, owner: Owner, ttl: Duration, limits: Limits) -> Self {
         let keeper = Keeper::new(Arc::clone(&store), ttl);
+        Self::of(store, keeper, owner, limits)
+    }
+
+    /// One that shares a runner's keeper.
+    pub(crate) fn of(store: Arc<dyn Store>, keeper: Arc<Keeper>, owner: Owner, limits: Limits) -> Self {
         Self {
             store,
             keeper,
