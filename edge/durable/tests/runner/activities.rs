@@ -1,13 +1,15 @@
 //! The activity boundary: what is committed when, and what is answered from the journal (D138 to D142).
 
-use crate::support::*;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_util::future::{join, try_join_all};
 use iop_durable::graph::{Directive, Graph, GraphBuilder};
 use iop_durable::record::{ActivityState, AttemptClass, Effect, Origin, Status};
 use iop_durable::runner::{CallError, Ctx, Start, idempotency_key};
 use iop_durable::store::Store;
-use std::sync::Arc;
+
+use crate::support::*;
 
 /// What each commit carried: steps, and activities with their state.
 fn carried(room: &Room) -> Vec<(usize, Vec<String>)> {

@@ -1,14 +1,16 @@
 //! Answers of the store that are lost or late, at the moments that matter to people: acceptance, pause, decision, request to
 //! cancel, resolution (D25, D50, D76, D79, D146; S56, S57, S86).
 
-use crate::support::*;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{Effect, Scope, Status};
 use iop_durable::runner::{Answer as Told, CallError, CancelOutcome, Ctx, Start};
 use iop_durable::store::{Store, StoreError};
-use std::sync::Arc;
+
+use crate::support::*;
 
 fn lost() -> StoreError {
     StoreError::unconfirmed("lost")

@@ -1,13 +1,15 @@
 //! Attempts of a step: by the node's word and by its policy, counted before they begin, parked between (D67, D148, D248, D250).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use iop_durable::failure::Failure;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{Reason, Status, StepStatus, WaitingKind};
 use iop_durable::runner::{Ctx, Resume, Start};
 use iop_durable::store::Store;
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -1,12 +1,14 @@
 //! Limits: steps of a segment, named budgets (D251 to D253).
 
-use crate::support::*;
-use iop_durable::graph::{Directive, Graph};
-use iop_durable::record::Status;
-use iop_durable::runner::{BudgetRefused, Ctx, Resume, Start};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use iop_durable::graph::{Directive, Graph};
+use iop_durable::record::Status;
+use iop_durable::runner::{BudgetRefused, Ctx, Resume, Start};
+
+use crate::support::*;
 
 fn counting(steps: u64, ran: &Arc<AtomicU32>) -> Arc<Graph<Trail>> {
     let ran = Arc::clone(ran);

@@ -1,13 +1,15 @@
 //! Calls that are refused, conflict or panic (D141, D257, D258, D262).
 
-use crate::support::*;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_util::future::join_all;
 use iop_durable::failure::FailureKind;
 use iop_durable::graph::Directive;
 use iop_durable::record::{ActivityState, Effect, Status};
 use iop_durable::runner::{Ctx, Start};
-use std::sync::Arc;
+
+use crate::support::*;
 
 #[tokio::test]
 async fn a_recorded_call_asked_for_differently_conflicts_and_is_not_made() {

@@ -1,14 +1,16 @@
 //! Cancellation in every state of a run, by whoever holds it and by nobody (durable-api §8 "Cancel"; D15, D49, D103; S31, S39 to
 //! S42). Time is the runtime's own: it stands still while anything can go on.
 
-use crate::stage::{GRACE, Stage};
-use crate::support::*;
+use std::time::Duration;
+
 use bytes::Bytes;
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{ActivityState, AttemptClass, Scope, Status, StepStatus, WaitStatus};
 use iop_durable::runner::{CancelOutcome, Resume, Start};
 use iop_durable::store::Store;
-use std::time::Duration;
+
+use crate::stage::{GRACE, Stage};
+use crate::support::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_run_that_nobody_holds_is_cancelled_at_once() {

@@ -1,13 +1,15 @@
 //! Requests to cancel against everything else that may come first, and against a store that is away.
 
-use crate::stage::Stage;
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{ActivityState, Effect, Status};
 use iop_durable::runner::{CancelOutcome, Ctx, Resume, Start};
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::stage::Stage;
+use crate::support::*;
 
 #[tokio::test]
 async fn cancel_and_success_race_for_one_end() {

@@ -1,10 +1,11 @@
 //! What a node says and what the graph makes of it: retries, routes, ends, effects, budgets, limits (section P).
 
-use crate::support::*;
 use iop_durable::failure::FailureKind;
 use iop_durable::graph::{Directive, GraphBuilder, NodeError};
 use iop_durable::record::{Status, StepStatus};
 use iop_durable::runner::{Ctx, Resume, Start};
+
+use crate::support::*;
 
 #[tokio::test]
 async fn a_panic_anywhere_in_the_hosts_code_fails_the_run_and_nothing_else() {

@@ -1,10 +1,11 @@
 //! Rows that are not what was written: typed, set aside, not overwritten (D100, D112 to D115, D145; S87, S88).
 
-use crate::hooks::{Turned, hooked};
-use crate::support::*;
 use iop_durable::runner::{Resume, Start};
 use iop_durable::store::{Listed, RunFilter, Store};
 use iop_durable::testing::Tamper;
+
+use crate::hooks::{Turned, hooked};
+use crate::support::*;
 
 #[tokio::test]
 async fn corrupt_rows_are_typed_set_aside_and_not_overwritten() {

@@ -1,14 +1,16 @@
 //! Deadlines of runs: a cancellation that nobody asks for (D15, D41, D261).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use iop_durable::graph::{Deadline, Directive, Graph};
 use iop_durable::record::{ActivityState, Effect, Reason, Status};
 use iop_durable::runner::{CallError, Ctx, Resume, Start};
 use iop_durable::store::Store;
 use iop_durable::time::Timestamp;
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 const LIMIT: Duration = Duration::from_secs(120);
 

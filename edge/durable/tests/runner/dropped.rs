@@ -1,13 +1,15 @@
 //! Nodes that drop, ignore or choose between calls: no step is committed over a call that is not over (D143), nothing is made
 //! of a call that never left, and nothing spins.
 
-use crate::support::*;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use iop_durable::graph::{Directive, Graph, NoEffect, Node};
 use iop_durable::record::{ActivityState, AttemptClass, Effect, Status, WaitingKind};
 use iop_durable::runner::{Ctx, Resume, Start};
-use std::sync::Arc;
+
+use crate::support::*;
 
 fn one(name: &str, node: impl Node<Trail, NoEffect>) -> Arc<Graph<Trail>> {
     Arc::new(

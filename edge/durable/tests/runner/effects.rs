@@ -1,12 +1,14 @@
 //! Typed effects: in order, once, in the outcome of the life that ends the run (D105, D256).
 
-use crate::support::*;
+use std::sync::Arc;
+
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Directive, Graph, GraphBuilder};
 use iop_durable::record::Status;
 use iop_durable::runner::{Ctx, Resume, Start};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+
+use crate::support::*;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

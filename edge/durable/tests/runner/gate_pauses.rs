@@ -1,12 +1,17 @@
 //! Pauses beside other things that hold a step: retries, unknown effects, resumes (D83, D148, D159).
 
-use crate::support::*;
-use futures_util::future::join;
-use iop_durable::graph::{Directive, NodeError};
-use iop_durable::record::{Effect, Status, WaitingKind};
-use iop_durable::runner::{Answer as Told, Ctx, Resume, Start};
 use std::sync::Arc;
 use std::time::Duration;
+
+use futures_util::TryFutureExt as _;
+use futures_util::future::{join, try_join};
+use iop_durable::graph::{Directive, NodeError};
+use iop_durable::machine::wait::Verdict;
+use iop_durable::record::{Effect, Status, WaitStatus, WaitingKind};
+use iop_durable::runner::{Answer as Told, Ctx, Resume, Start};
+use iop_durable::store::Store;
+
+use crate::support::*;
 
 #[tokio::test]
 async fn an_answer_does_not_shorten_the_pause_of_its_step() {
@@ -168,6 +173,80 @@ async fn what_stands_behind_a_resolved_call_does_not_wait_for_a_gate() {
             .unwrap();
         let done = room.work(&runner).await.unwrap().unwrap();
         assert_eq!((done.status, log.len()), (Status::Succeeded, 1));
+        room.sound(&run.run).await;
+    }
+}
+
+#[tokio::test]
+async fn another_life_asks_again_for_what_was_not_answered() {
+    for answered in [true, false] {
+        let room = Room::new();
+        let graph = one("again", move |ctx: Ctx, trail: Trail| async move {
+            let call = async {
+                if answered {
+                    // Not before both are answered.
+                    ctx.gate("first").wait().await?;
+                }
+                let out = ctx.activity("c").run("", |call| async move {
+                    if call.attempt == 1 {
+                        return Err(failed(down()));
+                    }
+                    Ok("out".into())
+                });
+                out.await.map_err(NodeError::from)
+            };
+            let gate = ctx.gate("g").subject("which").wait();
+            let (told, _) = try_join(gate.map_err(NodeError::from), call).await?;
+            Ok((pushed(trail, format!("{told:?}")), Directive::end()))
+        });
+        let runner = room.runner(&graph);
+        let mut run = runner.start(Start::new(Trail::new())).await.unwrap();
+        if answered {
+            for name in ["g", "first"] {
+                let wait = room.wait(&run.run, name).await;
+                runner
+                    .deliver(&run.run, &wait.id, &delivery(name, &wait, "yes"))
+                    .await
+                    .unwrap();
+            }
+            run = room.drain(&runner).await.unwrap();
+        }
+        assert_eq!(run.status, Status::Failed);
+        room.sound(&run.run).await;
+        let life = runner.resume(&run.token, Resume::new()).await.unwrap();
+        let yes = format!("{:?}", Told::Delivered("yes".into()));
+        if answered {
+            // What was decided is not asked again.
+            assert_eq!((life.status, life.state), (Status::Succeeded, vec![yes]));
+            room.sound(&run.run).await;
+            continue;
+        }
+        assert_eq!(life.status, Status::Waiting);
+        room.sound(&run.run).await;
+        let waits = room.memory.waits(&run.run).await.unwrap();
+        let told: Vec<_> = waits.iter().map(|w| (w.generation, w.status)).collect();
+        assert_eq!(told, [(1, WaitStatus::Cancelled), (2, WaitStatus::Armed)]);
+        // The old one's answer is too late, the new one's counts.
+        let late = runner
+            .deliver(&run.run, &waits[0].id, &delivery("d", &waits[0], "no"))
+            .await
+            .unwrap();
+        assert_eq!(late.verdict, Verdict::Canceled);
+        let mut stale = delivery("e", &waits[1], "yes");
+        stale.generation = Some(1);
+        refused(
+            runner.deliver(&run.run, &waits[1].id, &stale).await,
+            "delivery_conflict",
+        );
+        runner
+            .deliver(&run.run, &waits[1].id, &delivery("f", &waits[1], "yes"))
+            .await
+            .unwrap();
+        let done = room.drain(&runner).await.unwrap();
+        assert_eq!(
+            (done.status, done.life, done.state),
+            (Status::Succeeded, 2, vec![yes])
+        );
         room.sound(&run.run).await;
     }
 }

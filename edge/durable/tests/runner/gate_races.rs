@@ -1,14 +1,16 @@
 //! Answers that come at every moment: while the node works, while the run parks, while it is ended (D165 to D168; S73).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use futures_util::future::{join, join_all};
 use iop_durable::graph::{Deadline, Directive, Graph};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{Effect, Status, WaitStatus};
 use iop_durable::runner::{Answer as Told, Ctx, Start};
 use iop_durable::store::Store;
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 #[tokio::test]
 async fn an_answer_reaches_its_node_while_other_calls_run() {

@@ -1,15 +1,17 @@
 //! Pauses inside a node: each answer to its own call, no answer lost whoever is faster, nothing taken back (D4, D76 to D89 as far
 //! as the engine has them, D162 to D169, D174; S55, S65, S73).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use futures_util::future::try_join_all;
 use iop_durable::graph::{Deadline, Directive, Graph};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{DeadlinePolicy, Effect, Scope, Status, WaitingKind};
 use iop_durable::runner::{Answer as Told, Ctx, Start};
 use iop_durable::store::Store;
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 /// Three calls, each behind its own gate; what was decided and done, per call.
 fn approvals(log: &Log) -> Arc<Graph<Trail>> {

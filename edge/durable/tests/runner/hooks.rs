@@ -1,13 +1,15 @@
 //! Snapshot hooks, metadata, trace context, and runs of another definition (D116, D118, D242).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use bytes::Bytes;
 use iop_durable::graph::{Directive, Graph, GraphBuilder, SnapshotHook};
 use iop_durable::record::{Effect, Lineage, Status};
 use iop_durable::runner::{Ctx, Resume, Start};
 use iop_durable::store::Store;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::support::*;
 
 #[derive(Clone, Default)]
 pub(crate) struct Turned {

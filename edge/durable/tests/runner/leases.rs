@@ -1,15 +1,17 @@
 //! A worker's right to its run: kept while it works, given up by its own clock, and nothing is done without it (D123 to D136;
 //! S21, S26). The runtime's time stands still while anything can go on.
 
-use crate::support::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use bytes::Bytes;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{Effect, Reason, Status};
 use iop_durable::runner::{Ctx, RunError, Runner, Start};
 use iop_durable::store::{Store, StoreError};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+
+use crate::support::*;
 
 /// A step whose first call takes so long, and a second one after it.
 fn slow(span: Duration, log: &Log) -> Arc<Graph<Trail>> {
@@ -187,4 +189,31 @@ async fn a_request_to_cancel_beats_the_last_recovery() {
         (Status::Cancelled, Some(Reason::Cancelled))
     );
     room.sound(&run_id("r")).await;
+}
+
+#[tokio::test]
+async fn operators_of_a_runner_keep_their_leases_together() {
+    let room = Room::new();
+    let graph: Arc<Graph<Trail>> = one("many", |_: Ctx, trail: Trail| async move {
+        Ok((trail, Directive::suspend("held")))
+    });
+    let runner = room.runner(&graph);
+    for _ in 0..50 {
+        let run = runner.accept(Start::new(Trail::new())).await.unwrap().run;
+        let cancelled = runner
+            .operator()
+            .cancel(&run, &decision("c"), "enough", None)
+            .await
+            .unwrap();
+        assert_eq!(
+            cancelled.outcome,
+            iop_durable::runner::CancelOutcome::Done(Status::Cancelled)
+        );
+        tokio::task::yield_now().await;
+    }
+    assert!(
+        room.spy.count(Op::Renew) <= 1,
+        "{} renewals",
+        room.spy.count(Op::Renew)
+    );
 }

@@ -1,7 +1,9 @@
 //! Lives of a run, what its outcome shows, and what is checked where (durable-api §8 "Lives and ends", "Who retries"; D22, D64,
 //! D92 to D94, D100, D101, D236, D262).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Directive, Graph, GraphBuilder, Raw};
@@ -9,8 +11,8 @@ use iop_durable::ids::Owner;
 use iop_durable::record::{ActivityState, AttemptClass, Effect, Status};
 use iop_durable::runner::{Ctx, Resume, ResumePlan, RunError, Start};
 use iop_durable::store::{LeaseRequest, Store};
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 #[tokio::test]
 async fn the_kind_of_a_failure_says_whether_there_is_another_life() {

@@ -1,13 +1,15 @@
 //! What a resume is refused with, told before by `evaluate_resume`; and where refused and failed runs go on (D93, D94, D97, D236).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use iop_durable::graph::{Await, Deadline, Directive, Graph};
 use iop_durable::payload::Payload;
 use iop_durable::record::{DeadlinePolicy, Effect, Status, WaitLabels, WaitingKind};
 use iop_durable::runner::{CallError, Ctx, Resume, ResumeDecision, ResumePlan, RunError, Start};
 use iop_durable::store::{LeaseRequest, Store};
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 /// A graph whose first node does what the trail's first word says.
 fn everything() -> Arc<Graph<Trail>> {

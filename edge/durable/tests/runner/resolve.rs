@@ -1,7 +1,8 @@
 //! What an operator decides about an unknown effect, what the decision must say, and that it is one (D153 to D159).
 
-use crate::support::*;
-use crate::unknown::ambiguous;
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::future::join;
 use iop_durable::failure::{Failure, FailureKind};
@@ -11,8 +12,9 @@ use iop_durable::record::{ActivityState, Effect, Origin, Scope, Status, WaitingK
 use iop_durable::runner::{CallError, Ctx, Resume, RunError, Start};
 use iop_durable::store::Store;
 use iop_durable::token::ResumeToken;
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
+use crate::unknown::ambiguous;
 
 #[tokio::test]
 async fn every_rule_of_a_resolution_is_checked_and_nothing_changes_when_one_fails() {

@@ -1,11 +1,13 @@
 //! Resuming: the token, overlays, targets, metadata, budgets, and what two resumes do to each other (D91 to D104).
 
-use crate::support::*;
+use std::sync::Arc;
+
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{Status, WaitingKind};
 use iop_durable::runner::{Ctx, Resume, ResumeDecision, ResumePlan, RunError, Runner, Start};
 use iop_durable::token::ResumeToken;
-use std::sync::Arc;
+
+use crate::support::*;
 
 /// `wait_user` suspends once; `router` goes where the trail says.
 fn conversation(log: &Log) -> Arc<Graph<Trail>> {

@@ -1,6 +1,8 @@
 //! Retries of calls: parked with an absolute time, never early, never reset, exhausted by their own limit (D147 to D151, D160).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::future::join;
 use iop_durable::failure::Failure;
@@ -8,8 +10,8 @@ use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{ActivityState, Backoff, Effect, RetryPolicy, Status, WaitingKind};
 use iop_durable::runner::{CallError, Ctx, Resume, Start};
 use iop_durable::store::{RunFilter, Store};
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

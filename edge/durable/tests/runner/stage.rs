@@ -1,6 +1,8 @@
 //! One run that does what it is told, on a stage of its own: what the tests of cancellation act on.
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::future::join;
 use iop_durable::graph::{Await, Directive, Graph};
@@ -8,8 +10,8 @@ use iop_durable::ids::RunId;
 use iop_durable::payload::Payload;
 use iop_durable::record::{DeadlinePolicy, Effect, Reason, Status, WaitLabels, WaitingKind};
 use iop_durable::runner::{CallError, CancelOutcome, Ctx, Resume, Start};
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 

@@ -1,12 +1,14 @@
 //! What a runner makes of its store: retention, keys, lost workers, lost answers, a lease that is gone (D50, D128, D134, D140, D146,
 //! D226; S32, S86, S94).
 
-use crate::support::*;
+use std::sync::Arc;
+
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{ActivityState, Effect, Reason, Status};
 use iop_durable::runner::{Ctx, Resume, Start};
 use iop_durable::store::{IdempotencyKey, Store, StoreError};
-use std::sync::Arc;
+
+use crate::support::*;
 
 #[tokio::test]
 async fn retention_keeps_the_newest_and_deletes_successes_only() {

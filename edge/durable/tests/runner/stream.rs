@@ -1,13 +1,15 @@
 //! Runs as streams: the stored events in order, one end per life, the result the truth whoever reads (D232 to D238, D243, D103).
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{ActivityState, Effect, EventRecord, Status};
 use iop_durable::runner::{Ctx, Resume, Start};
 use iop_durable::store::Store;
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 /// Tells of itself, suspends, and goes on.
 fn talking() -> Arc<Graph<Trail>> {

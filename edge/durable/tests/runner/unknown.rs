@@ -1,14 +1,16 @@
 //! Effects that may or may not have happened: who may repeat them, and who is asked about them (D136, D140, D143, D151, D152;
 //! durable-api §8, "Ambiguous").
 
-use crate::support::*;
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::future::join;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{ActivityRecord, ActivityState, AttemptClass, Effect, Origin, Status, WaitingKind};
 use iop_durable::runner::{CallError, Ctx, Reconciled, Resume, Start};
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::support::*;
 
 /// A call whose first attempts are cut off, and one beside it that answers.
 fn cut(effect: Effect, cuts: usize, log: &Log) -> Arc<Graph<Trail>> {

@@ -1,14 +1,16 @@
 //! Waits that end otherwise: cancelled, left, never armed, asked too early, answered without an acknowledgement (D168, D173, D174).
 
-use crate::support::*;
-use crate::waits::{Asked, HOUR, labels, plain, spec};
+use std::sync::Arc;
+
 use iop_durable::graph::{Deadline, Directive};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::payload::Payload;
 use iop_durable::record::{DeadlinePolicy, Reason, Status, StepStatus, WaitStatus, WaitingKind};
 use iop_durable::runner::{Ctx, Resume, ResumePlan, Start};
 use iop_durable::store::Store;
-use std::sync::Arc;
+
+use crate::support::*;
+use crate::waits::{Asked, HOUR, labels, plain, spec};
 
 #[tokio::test]
 async fn a_wait_is_cancelled_with_its_run() {

@@ -1,16 +1,18 @@
 //! Waits of the graph: armed with the state they follow, won by whoever commits first, every other word recorded, cancelled with
 //! the run (section K, durable-api §8 "Waits").
 
-use crate::support::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
 use iop_durable::graph::{Await, Deadline, Directive, Graph, GraphBuilder};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::payload::Payload;
 use iop_durable::record::{DeadlinePolicy, Scope, Status, StepStatus, WaitLabels, WaitStatus, WaitingKind};
 use iop_durable::runner::{Ctx, Resume, RunError, Start};
 use iop_durable::store::Store;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+
+use crate::support::*;
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
