@@ -1,12 +1,14 @@
 -- Durable runs: one head per run and its rows. Times are milliseconds since 1970-01-01 UTC. What the engine seals or what a host
--- owns is a BLOB, byte for byte; payloads above 4096 bytes are in `blobs` and their column is NULL.
+-- owns is a BLOB, byte for byte; payloads above 4096 bytes are in `blobs` and their column is NULL. A list of words is a chain of
+-- ORs, the usual ones first: for an IN of more than two SQLite builds a table each time that a row is written.
 CREATE TABLE runs (
     run_id              TEXT    NOT NULL PRIMARY KEY,
     -- The front-end: `graph`, `agent`, `flow`.
     kind                TEXT    NOT NULL,
     definition          TEXT    NOT NULL,
-    status              TEXT    NOT NULL CHECK (status IN (
-        'queued', 'running', 'waiting', 'ambiguous', 'succeeded', 'failed', 'cancelled', 'exhausted', 'transferred')),
+    status              TEXT    NOT NULL CHECK (
+        status = 'running' OR status = 'waiting' OR status = 'queued' OR status = 'ambiguous' OR status = 'succeeded'
+        OR status = 'failed' OR status = 'cancelled' OR status = 'exhausted' OR status = 'transferred'),
     -- Empty when the run is over.
     cursor              TEXT    NOT NULL,
     activation          INTEGER NOT NULL,
@@ -20,8 +22,10 @@ CREATE TABLE runs (
     outcome             BLOB,
     body                BLOB    NOT NULL,
     seal                BLOB,
-    waiting_kind        TEXT    CHECK (waiting_kind IN (
-        'approval', 'input', 'event', 'timer', 'retry', 'children', 'reconciliation', 'resume', 'handoff')),
+    waiting_kind        TEXT    CHECK (
+        waiting_kind IS NULL OR waiting_kind = 'approval' OR waiting_kind = 'input' OR waiting_kind = 'event'
+        OR waiting_kind = 'timer' OR waiting_kind = 'retry' OR waiting_kind = 'children'
+        OR waiting_kind = 'reconciliation' OR waiting_kind = 'resume' OR waiting_kind = 'handoff'),
     -- When the run can be claimed by who finds it unheld; not sealed, derived from the head and the inbox.
     due_at              INTEGER,
     deadline            INTEGER,
@@ -75,8 +79,9 @@ CREATE TABLE steps (
     run_id     TEXT    NOT NULL,
     activation INTEGER NOT NULL,
     node       TEXT    NOT NULL,
-    status     TEXT    NOT NULL CHECK (status IN (
-        'pending', 'in_progress', 'waiting', 'done', 'failed', 'cancelled', 'exhausted', 'unknown')),
+    status     TEXT    NOT NULL CHECK (
+        status = 'done' OR status = 'pending' OR status = 'in_progress' OR status = 'waiting' OR status = 'failed'
+        OR status = 'cancelled' OR status = 'exhausted' OR status = 'unknown'),
     -- JSON: the whole record.
     body       BLOB    NOT NULL,
     PRIMARY KEY (run_id, activation)
@@ -86,7 +91,8 @@ CREATE TABLE activities (
     run_id        TEXT    NOT NULL,
     activity_id   TEXT    NOT NULL,
     activation    INTEGER NOT NULL,
-    state         TEXT    NOT NULL CHECK (state IN ('prepared', 'running', 'completed', 'failed', 'unknown')),
+    state         TEXT    NOT NULL CHECK (
+        state = 'running' OR state = 'completed' OR state = 'prepared' OR state = 'failed' OR state = 'unknown'),
     body          BLOB    NOT NULL,
     input         BLOB,
     input_digest  BLOB    NOT NULL,
@@ -97,14 +103,15 @@ CREATE TABLE activities (
     PRIMARY KEY (run_id, activation, activity_id)
 ) STRICT;
 
-CREATE INDEX activities_open ON activities (run_id) WHERE state IN ('prepared', 'running', 'unknown');
+CREATE INDEX activities_open ON activities (run_id) WHERE state <> 'completed' AND state <> 'failed';
 
 CREATE TABLE waits (
     run_id           TEXT    NOT NULL,
     wait_id          TEXT    NOT NULL,
     correlation_id   TEXT    NOT NULL,
     activation       INTEGER NOT NULL,
-    status           TEXT    NOT NULL CHECK (status IN ('armed', 'delivered', 'timed_out', 'cancelled')),
+    status           TEXT    NOT NULL CHECK (
+        status = 'armed' OR status = 'delivered' OR status = 'timed_out' OR status = 'cancelled'),
     deadline         INTEGER,
     armed_at         INTEGER NOT NULL,
     body             BLOB    NOT NULL,

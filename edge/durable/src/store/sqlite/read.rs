@@ -62,7 +62,7 @@ impl Reads {
                 " FROM activities a WHERE a.run_id = ? AND a.activation = ? UNION ALL SELECT ",
                 rows::activity_columns!(),
                 " FROM activities a INDEXED BY activities_open WHERE a.run_id = ? AND a.activation <> ? \
-                 AND a.state IN ('prepared', 'running', 'unknown') ORDER BY 3, 2"
+                 AND a.state <> 'completed' AND a.state <> 'failed' ORDER BY 3, 2"
             ),
             concat!(
                 "SELECT ",
