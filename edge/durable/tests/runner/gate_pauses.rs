@@ -223,7 +223,8 @@ async fn another_life_asks_again_for_what_was_not_answered() {
         }
         assert_eq!(life.status, Status::Waiting);
         room.sound(&run.run).await;
-        let waits = room.memory.waits(&run.run).await.unwrap();
+        let mut waits = room.memory.waits(&run.run).await.unwrap();
+        waits.sort_by_key(|wait| wait.generation);
         let told: Vec<_> = waits.iter().map(|w| (w.generation, w.status)).collect();
         assert_eq!(told, [(1, WaitStatus::Cancelled), (2, WaitStatus::Armed)]);
         // The old one's answer is too late, the new one's counts.
