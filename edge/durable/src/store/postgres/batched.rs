@@ -18,6 +18,9 @@ pub(super) struct Done<T> {
     pub(super) claimable: bool,
 }
 
+/// What became of each member.
+pub(super) type Answers<T> = Vec<Result<Done<T>, Refusal>>;
+
 /// A kind of write.
 pub(super) trait Batched: Sized + Send + Sync {
     type Answer: Send;
@@ -31,10 +34,7 @@ pub(super) trait Batched: Sized + Send + Sync {
     ///
     /// # Errors
     /// When the answer cannot be read.
-    fn answers(
-        members: &[(&RunId, &Self)],
-        found: &[PgRow],
-    ) -> Result<Vec<Result<Done<Self::Answer>, Refusal>>, StoreError>;
+    fn answers(members: &[(&RunId, &Self)], found: &[PgRow]) -> Result<Answers<Self::Answer>, StoreError>;
 
     /// What to ask when a unique key was taken; `None`: nothing, it means what it says.
     fn who_took(&self, _: &RunId) -> Option<Sql> {
@@ -77,10 +77,7 @@ impl Batched for Transition {
         commit::transitions(members)
     }
 
-    fn answers(
-        members: &[(&RunId, &Self)],
-        found: &[PgRow],
-    ) -> Result<Vec<Result<Done<Committed>, Refusal>>, StoreError> {
+    fn answers(members: &[(&RunId, &Self)], found: &[PgRow]) -> Result<Answers<Committed>, StoreError> {
         let verdicts = verdicts(members.len(), found)?;
         Ok(members
             .iter()
@@ -108,10 +105,7 @@ impl Batched for Posting {
         commit::posts(members)
     }
 
-    fn answers(
-        members: &[(&RunId, &Self)],
-        found: &[PgRow],
-    ) -> Result<Vec<Result<Done<u64>, Refusal>>, StoreError> {
+    fn answers(members: &[(&RunId, &Self)], found: &[PgRow]) -> Result<Answers<u64>, StoreError> {
         let verdicts = verdicts(members.len(), found)?;
         let done = |verdict: Verdict| {
             Ok(Done {
@@ -135,10 +129,7 @@ impl Batched for Creation {
         create::creations(members)
     }
 
-    fn answers(
-        members: &[(&RunId, &Self)],
-        found: &[PgRow],
-    ) -> Result<Vec<Result<Done<Created>, Refusal>>, StoreError> {
+    fn answers(members: &[(&RunId, &Self)], found: &[PgRow]) -> Result<Answers<Created>, StoreError> {
         let now = found
             .first()
             .ok_or_else(|| StoreError::corrupt("the statement did not answer"))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sqlx::postgres::{PgConnectOptions, PgRow};
 
-use super::batched::{Batched, Done};
+use super::batched::{Answers, Batched, Done};
 use super::connect::{ATTEMPTS, Line};
 use super::fail::{self, Fault};
 use super::notify::Notifier;
@@ -22,8 +22,6 @@ pub(super) struct Committer {
     queue: Arc<Queue>,
     notifier: Notifier,
 }
-
-type Answers<W> = Vec<Result<Done<<W as Batched>::Answer>, Refusal>>;
 
 impl Committer {
     pub(super) fn new(options: PgConnectOptions, queue: Arc<Queue>, notifier: Notifier) -> Self {
@@ -67,7 +65,7 @@ impl Committer {
                         match answer {
                             Err(Refusal::Gone | Refusal::Carry) => unsettled.push(job),
                             Err(Refusal::Error(error)) => job.tell(Err(error)),
-                            Ok(done) => self.done(job, done),
+                            Ok(done) => self.done(*job, done),
                         }
                     }
                     jobs = unsettled;
@@ -94,7 +92,7 @@ impl Committer {
                 Err(Failed::Statement(error)) => self.explain(&job, error).await.map_err(Refusal::Error),
             };
             match answer {
-                Ok(done) => return self.done(job, done),
+                Ok(done) => return self.done(*job, done),
                 Err(Refusal::Error(error)) => return job.tell(Err(error)),
                 Err(Refusal::Gone) => {
                     let error = self.absent(&job.run).await;
@@ -107,7 +105,7 @@ impl Committer {
     }
 
     /// One statement for all of them; one answer each, in their order.
-    async fn send<W: Batched>(&mut self, jobs: &[Box<Job<W>>]) -> Result<Answers<W>, Failed> {
+    async fn send<W: Batched>(&mut self, jobs: &[Box<Job<W>>]) -> Result<Answers<W::Answer>, Failed> {
         let members: Vec<(&RunId, &W)> = jobs.iter().map(|job| (&job.run, &job.work)).collect();
         let mut left = ATTEMPTS;
         let rows: Vec<PgRow> = loop {
@@ -155,7 +153,7 @@ impl Committer {
         }
     }
 
-    fn done<W: Batched>(&self, job: Box<Job<W>>, done: Done<W::Answer>) {
+    fn done<W: Batched>(&self, job: Job<W>, done: Done<W::Answer>) {
         self.notifier.done(&job.run, W::POSTS, done.claimable);
         job.tell(Ok(done.answer));
     }

@@ -107,15 +107,15 @@ pub(super) async fn open(options: &PgConnectOptions) -> Result<(), StoreError> {
 
 /// A refusal that waiting does not heal is for people.
 fn refused(error: sqlx::Error) -> StoreError {
-    match &error {
-        sqlx::Error::Configuration(_) | sqlx::Error::Tls(_) => StoreError::Open(error.to_string()),
-        sqlx::Error::Database(why) => match why.code().as_deref() {
-            // No such user, password or database; no right to it; a server that does not know the session's settings.
-            Some("28000" | "28P01" | "3D000" | "42501" | "42704") => {
-                StoreError::Open(format!("the database refuses the connection: {why}"))
-            }
-            _ => StoreError::unavailable(error),
-        },
+    if matches!(error, sqlx::Error::Configuration(_) | sqlx::Error::Tls(_)) {
+        return StoreError::Open(error.to_string());
+    }
+    let code = error.as_database_error().and_then(|why| why.code());
+    match code.as_deref() {
+        // No such user, password or database; no right to it; a server that does not know the session's settings.
+        Some("28000" | "28P01" | "3D000" | "42501" | "42704") => {
+            StoreError::Open(format!("the database refuses the connection: {error}"))
+        }
         _ => StoreError::unavailable(error),
     }
 }

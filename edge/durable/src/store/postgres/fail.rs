@@ -25,11 +25,18 @@ pub(super) enum Fault {
 }
 
 pub(super) fn fault(error: &Error) -> Fault {
-    match error {
-        Error::Database(error) => error.code().map_or(Fault::Other, |code| of_code(&code)),
-        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed => Fault::Lost,
-        Error::Encode(_) => Fault::Value,
-        _ => Fault::Other,
+    if let Error::Database(error) = error {
+        return error.code().map_or(Fault::Other, |code| of_code(&code));
+    }
+    if matches!(
+        error,
+        Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed
+    ) {
+        Fault::Lost
+    } else if matches!(error, Error::Encode(_)) {
+        Fault::Value
+    } else {
+        Fault::Other
     }
 }
 
@@ -48,9 +55,10 @@ fn of_code(code: &str) -> Fault {
 
 /// For what only reads.
 pub(super) fn read(error: Error) -> StoreError {
-    match error {
-        Error::ColumnDecode { .. } | Error::Decode(_) => StoreError::corrupt(error.to_string()),
-        error => StoreError::unavailable(error),
+    if matches!(error, Error::ColumnDecode { .. } | Error::Decode(_)) {
+        StoreError::corrupt(error.to_string())
+    } else {
+        StoreError::unavailable(error)
     }
 }
 
