@@ -26,7 +26,7 @@ fn carried(room: &Room) -> Vec<(usize, Vec<String>)> {
         .collect()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn intents_of_parallel_calls_are_one_commit_and_outcomes_go_with_the_step() {
     let (room, log) = (Room::new(), Log::new());
     let (calls, memory) = (log.clone(), room.memory.clone());
@@ -80,7 +80,7 @@ async fn intents_of_parallel_calls_are_one_commit_and_outcomes_go_with_the_step(
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_outcome_travels_with_the_next_intent() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -112,7 +112,7 @@ async fn an_outcome_travels_with_the_next_intent() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_read_has_no_intent_and_is_recorded_with_the_step() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -143,7 +143,7 @@ async fn a_read_has_no_intent_and_is_recorded_with_the_step() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_completed_is_answered_from_the_journal() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -185,7 +185,7 @@ async fn what_completed_is_answered_from_the_journal() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_loop_makes_new_intentions() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -225,7 +225,7 @@ async fn a_loop_makes_new_intentions() {
     assert_eq!(log.all(), expected);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn bytes_and_json_come_back_as_they_were() {
     let room = Room::new();
     let bytes: Vec<u8> = (0..=255).chain([0, 0xff, 0xc3, 0x28]).collect();

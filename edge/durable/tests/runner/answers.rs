@@ -41,7 +41,7 @@ fn approved(log: &Log) -> Arc<Graph<Trail>> {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pause_that_is_not_saved_lets_nothing_happen() {
     for k in [0, 1] {
         let (room, log) = (Room::new(), Log::new());
@@ -76,7 +76,7 @@ async fn a_pause_that_is_not_saved_lets_nothing_happen() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_decision_survives_a_start_that_fails() {
     let (room, log) = (Room::new(), Log::new());
     let graph = approved(&log);
@@ -106,7 +106,7 @@ async fn a_decision_survives_a_start_that_fails() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_acceptance_whose_answer_is_lost_is_one_acceptance() {
     for landed in [true, false] {
         for runs in [true, false] {
@@ -143,7 +143,7 @@ async fn an_acceptance_whose_answer_is_lost_is_one_acceptance() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_decision_or_request_whose_answer_is_lost_is_one() {
     for landed in [true, false] {
         let (room, log) = (Room::new(), Log::new());
@@ -197,7 +197,7 @@ async fn a_decision_or_request_whose_answer_is_lost_is_one() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_resolution_whose_answer_is_lost_is_one() {
     for landed in [true, false] {
         let room = Room::new();
@@ -287,7 +287,7 @@ async fn a_resolution_whose_answer_is_lost_is_one() {
     room.sound(&run.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_entry_that_cannot_be_read_is_given_back() {
     for op in [Op::Journal, Op::Acquire] {
         let (room, log) = (Room::new(), Log::new());

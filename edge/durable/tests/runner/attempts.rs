@@ -13,7 +13,7 @@ use crate::support::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn retries_are_counted_before_each_attempt_and_exhaust_the_run() {
     let (room, seen) = (Room::new(), Log::new());
     let (log, memory) = (seen.clone(), room.memory.clone());
@@ -66,7 +66,7 @@ async fn retries_are_counted_before_each_attempt_and_exhaust_the_run() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_attempt_is_no_budget_that_runs_out() {
     let room = Room::new();
     for max in [0, 1] {
@@ -86,7 +86,7 @@ async fn one_attempt_is_no_budget_that_runs_out() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_retry_route_takes_over_with_the_last_attempts_state() {
     let room = Room::new();
     let graph = shared(
@@ -148,7 +148,7 @@ fn failing(error: Failure, attempts: u32, log: &Log) -> Arc<Graph<Trail>> {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_step_retry_parks_until_its_time_and_no_earlier() {
     let (room, log) = (Room::new(), Log::new());
     let graph = failing(down(), 3, &log);
@@ -198,7 +198,7 @@ async fn a_step_retry_parks_until_its_time_and_no_earlier() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_not_retryable_or_has_one_attempt_fails() {
     let (room, log) = (Room::new(), Log::new());
     let once = room
@@ -225,7 +225,7 @@ async fn what_is_not_retryable_or_has_one_attempt_fails() {
     room.sound(&hard.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_exhausted_step_policy_takes_the_retry_route() {
     let (room, log) = (Room::new(), Log::new());
     let seen = log.clone();

@@ -30,7 +30,7 @@ fn counting(steps: u64, ran: &Arc<AtomicU32>) -> Arc<Graph<Trail>> {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_last_allowed_step_may_succeed_and_the_next_is_not_run() {
     let room = Room::new();
     // From one word to five: four steps.
@@ -85,7 +85,7 @@ fn drawing() -> Arc<Graph<Trail>> {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn budgets_last_over_resumes_and_are_never_overdrawn() {
     let room = Room::new();
     let runner = room.runner(&drawing());
@@ -133,7 +133,7 @@ async fn budgets_last_over_resumes_and_are_never_overdrawn() {
     refused(runner.result(&run_id("none")).await, "run_not_found");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_refused_draw_can_be_handled_and_changes_nothing() {
     let room = Room::new();
     let graph = shared(

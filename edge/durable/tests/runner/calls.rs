@@ -11,7 +11,7 @@ use iop_durable::runner::{Ctx, Start};
 
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_recorded_call_asked_for_differently_conflicts_and_is_not_made() {
     let second = std::time::Duration::from_secs(1);
     for what in ["input", "implementation", "effect", "policy"] {
@@ -70,7 +70,7 @@ async fn a_recorded_call_asked_for_differently_conflicts_and_is_not_made() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_key_called_twice_at_once_is_one_call_and_one_conflict() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -92,7 +92,7 @@ async fn one_key_called_twice_at_once_is_one_call_and_one_conflict() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn sizes_are_refused_before_dispatch_and_after_it_typed() {
     let (room, log) = (Room::new(), Log::new());
     let mut options = Room::options();
@@ -159,7 +159,7 @@ async fn sizes_are_refused_before_dispatch_and_after_it_typed() {
     refused(runner.result(&run_id("big")).await, "run_not_found");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_that_is_no_key_is_refused_and_nothing_is_dispatched() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -207,7 +207,7 @@ async fn a_key_that_is_no_key_is_refused_and_nothing_is_dispatched() {
     assert_eq!(done.status, Status::Failed);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_call_that_panics_fails_the_step_and_an_unsafe_one_stays_unknown() {
     for (effect, status, state) in [
         (Effect::ReadOnly, Status::Failed, None),

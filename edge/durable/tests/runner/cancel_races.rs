@@ -11,7 +11,7 @@ use iop_durable::runner::{CancelOutcome, Ctx, Resume, Start};
 use crate::stage::Stage;
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn cancel_and_success_race_for_one_end() {
     for round in 0..400 {
         let stage = Stage::new();
@@ -49,7 +49,7 @@ async fn cancel_and_success_race_for_one_end() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_accepted_before_the_end_wins_whatever_the_end_is() {
     type Node = fn(Trail) -> Answer;
     let table: [(&str, Node); 4] = [
@@ -103,7 +103,7 @@ async fn a_request_accepted_before_the_end_wins_whatever_the_end_is() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_word_that_changes_nothing_loses_nothing_either() {
     type Node = fn(Trail) -> Answer;
     let table: [(&str, Node, Status); 3] = [
@@ -172,7 +172,7 @@ async fn a_word_that_changes_nothing_loses_nothing_either() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_run_of_quick_steps_hears_a_request_between_two_of_them() {
     let (room, ran) = (Room::new(), Log::new());
     let seen = ran.clone();

@@ -7,7 +7,7 @@ use iop_durable::runner::{Ctx, Resume, Start};
 
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_panic_anywhere_in_the_hosts_code_fails_the_run_and_nothing_else() {
     type Build = fn(GraphBuilder<Trail>) -> GraphBuilder<Trail>;
     let fine = |_: Ctx, trail: Trail| async move { Ok((pushed(trail, "ran"), Directive::completed())) };
@@ -76,7 +76,7 @@ async fn a_panic_anywhere_in_the_hosts_code_fails_the_run_and_nothing_else() {
     assert_eq!(done.status, Status::Succeeded);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_reducer_merges_and_the_invariant_is_asked_after_every_step() {
     let room = Room::new();
     let graph = shared(
@@ -112,7 +112,7 @@ async fn the_reducer_merges_and_the_invariant_is_asked_after_every_step() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn only_declared_targets_are_gone_to() {
     let room = Room::new();
     let end = |_: Ctx, trail: Trail| async move { Ok((trail, Directive::end())) };
@@ -155,7 +155,7 @@ async fn only_declared_targets_are_gone_to() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_suspension_may_name_where_it_goes_on() {
     let room = Room::new();
     for (target, status) in [
@@ -198,7 +198,7 @@ async fn a_suspension_may_name_where_it_goes_on() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_failing_node_keeps_its_state_and_its_words() {
     let room = Room::new();
     let graph = shared(
@@ -232,7 +232,7 @@ async fn a_failing_node_keeps_its_state_and_its_words() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_knows_where_it_is_and_bindings_stay_in_the_process() {
     struct Pool(&'static str);
     let room = Room::new();

@@ -7,7 +7,7 @@ use iop_durable::testing::Tamper;
 use crate::hooks::{Turned, hooked};
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn corrupt_rows_are_typed_set_aside_and_not_overwritten() {
     let build = |log: &Log| hooked(&Turned::default(), log);
     for what in ["state", "body", "seal", "copied", "wait"] {
@@ -64,7 +64,7 @@ async fn corrupt_rows_are_typed_set_aside_and_not_overwritten() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_journal_that_makes_no_sense_is_corrupt() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&hooked(&Turned::default(), &log));

@@ -141,7 +141,7 @@ async fn done_after(
         .unwrap()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_parked_run_is_over_at_its_deadline() {
     for what in ["gate", "retry", "suspend"] {
         let (room, log, door) = (Room::new(), Log::new(), Door::new());
@@ -160,7 +160,7 @@ async fn a_parked_run_is_over_at_its_deadline() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_ambiguous_run_outlives_its_deadline_until_it_is_resolved() {
     for resume in [true, false] {
         let (room, log, door) = (Room::new(), Log::new(), Door::new());
@@ -184,7 +184,7 @@ async fn an_ambiguous_run_outlives_its_deadline_until_it_is_resolved() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_deadline_in_the_past_runs_nothing() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let runner = room.runner(&holding(&log, &door));
@@ -201,7 +201,7 @@ async fn a_deadline_in_the_past_runs_nothing() {
     assert_eq!(log.len(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_deadline_at_the_end_of_time_is_kept_as_it_is() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     door.open();
@@ -215,7 +215,7 @@ async fn a_deadline_at_the_end_of_time_is_kept_as_it_is() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rebuilt_index_knows_the_deadline() {
     for what in ["gate", "retry", "suspend"] {
         let (room, log, door) = (Room::new(), Log::new(), Door::new());

@@ -38,7 +38,7 @@ async fn held_call(ctx: &Ctx, name: &str, effect: Effect, log: &Log, door: &Door
     Ok((Trail::new(), Directive::end()))
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_call_dropped_before_it_left_was_never_made() {
     for effect in [Effect::Unsafe, Effect::Idempotent, Effect::ReadOnly] {
         let (room, log) = (Room::new(), Log::new());
@@ -66,7 +66,7 @@ async fn a_call_dropped_before_it_left_was_never_made() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_call_taken_back_may_be_made_later() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -94,7 +94,7 @@ async fn a_call_taken_back_may_be_made_later() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_unsafe_call_dropped_on_its_way_is_ambiguous_whatever_the_node_says() {
     for outcome in ["ok", "error", "panic", "suspend"] {
         let (room, log, door) = (Room::new(), Log::new(), Door::new());
@@ -146,7 +146,7 @@ async fn an_unsafe_call_dropped_on_its_way_is_ambiguous_whatever_the_node_says()
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_idempotent_call_dropped_on_its_way_is_made_again_under_its_key() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());
@@ -181,7 +181,7 @@ async fn an_idempotent_call_dropped_on_its_way_is_made_again_under_its_key() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_never_comes_back_to_its_call_does_not_spin_and_does_not_pass() {
     for effect in [Effect::Idempotent, Effect::ReadOnly] {
         let (room, log, door) = (Room::new(), Log::new(), Door::new());
@@ -217,7 +217,7 @@ async fn a_node_that_never_comes_back_to_its_call_does_not_spin_and_does_not_pas
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_drops_its_call_each_time_exhausts_the_recoveries() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());
@@ -245,7 +245,7 @@ async fn a_node_that_drops_its_call_each_time_exhausts_the_recoveries() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_loser_of_a_race_holds_the_step_until_it_is_over() {
     for waits in [true, false] {
         let (room, log, door) = (Room::new(), Log::new(), Door::new());
@@ -294,7 +294,7 @@ async fn the_loser_of_a_race_holds_the_step_until_it_is_over() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_call_that_outlives_its_node_is_cut_off() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());
@@ -326,7 +326,7 @@ async fn a_call_that_outlives_its_node_is_cut_off() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_waits_for_nothing_of_the_engine_is_not_parked() {
     let (room, door) = (Room::new(), Door::new());
     let gone = door.clone();

@@ -50,7 +50,7 @@ fn noting() -> Arc<Graph<Trail, Note>> {
     Arc::new(graph)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn effects_come_in_order_and_once() {
     let room = Room::new();
     let graph = noting();
@@ -97,7 +97,7 @@ async fn effects_come_in_order_and_once() {
     assert_eq!(room.runner(&graph).result(&done.run).await.unwrap().effects, all);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_long_run_loses_none_of_them() {
     let room = Room::new();
     let graph = GraphBuilder::<u32, u32>::new("long", 1)

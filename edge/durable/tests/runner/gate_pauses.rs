@@ -13,7 +13,7 @@ use iop_durable::store::Store;
 
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_does_not_shorten_the_pause_of_its_step() {
     let (room, log) = (Room::new(), Log::new());
     let seen = log.clone();
@@ -56,7 +56,7 @@ async fn an_answer_does_not_shorten_the_pause_of_its_step() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_resolved_run_waits_for_its_resume_whatever_is_answered_meanwhile() {
     let room = Room::new();
     let graph = one("both", |ctx: Ctx, trail: Trail| async move {
@@ -94,7 +94,7 @@ async fn a_resolved_run_waits_for_its_resume_whatever_is_answered_meanwhile() {
     room.sound(&run.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gate_answered_while_the_run_is_ambiguous_is_kept() {
     let room = Room::new();
     let graph = one("kept", |ctx: Ctx, trail: Trail| async move {
@@ -128,7 +128,7 @@ async fn a_gate_answered_while_the_run_is_ambiguous_is_kept() {
     room.sound(&run.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_stands_behind_a_resolved_call_does_not_wait_for_a_gate() {
     for reconciled in [true, false] {
         let (room, log) = (Room::new(), Log::new());
@@ -177,7 +177,7 @@ async fn what_stands_behind_a_resolved_call_does_not_wait_for_a_gate() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_life_asks_again_for_what_was_not_answered() {
     for answered in [true, false] {
         let room = Room::new();

@@ -12,7 +12,7 @@ use iop_durable::store::Store;
 
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_reaches_its_node_while_other_calls_run() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());
@@ -119,7 +119,7 @@ async fn race(pairs: u32) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_answer_is_lost_between_arming_and_parking() {
     race(1500).await;
 }
@@ -129,7 +129,7 @@ async fn no_answer_is_lost_on_many_threads() {
     race(1500).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_right_before_the_run_parks_is_not_slept_on() {
     let room = Room::new();
     let graph = one("parking", |ctx: Ctx, trail: Trail| async move {
@@ -156,7 +156,7 @@ async fn an_answer_right_before_the_run_parks_is_not_slept_on() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn many_deliverers_at_once_have_one_winner() {
     for _ in 0..20 {
         let room = Room::new();
@@ -189,7 +189,7 @@ async fn many_deliverers_at_once_have_one_winner() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_answer_that_was_taken_stays_taken_when_the_run_is_cancelled() {
     // Parked: between the request and the end, by the one who asks.
     let room = Room::new();

@@ -39,7 +39,7 @@ fn approvals(log: &Log) -> Arc<Graph<Trail>> {
     })
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn three_gates_are_answered_in_any_order_each_to_its_own_call() {
     let orders = [
         ["a", "b", "c"],
@@ -109,7 +109,7 @@ async fn three_gates_are_answered_in_any_order_each_to_its_own_call() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_delivery_is_answered_once_and_every_loser_is_recorded() {
     let room = Room::new();
     let mut options = Room::options();
@@ -221,7 +221,7 @@ async fn a_delivery_is_answered_once_and_every_loser_is_recorded() {
     room.sound(run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_delivery_that_is_too_large_is_refused() {
     let room = Room::new();
     let mut options = Room::options();
@@ -261,7 +261,7 @@ async fn a_delivery_that_is_too_large_is_refused() {
     assert!(room.memory.waits(&done.run).await.unwrap().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gate_times_out_by_its_own_time_and_a_span_counts_from_arming() {
     for (deadline_in, policy) in [(60, DeadlinePolicy::FirstCommitted), (60, DeadlinePolicy::Hard)] {
         let room = Room::new();
@@ -323,7 +323,7 @@ async fn a_gate_times_out_by_its_own_time_and_a_span_counts_from_arming() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gate_asked_for_differently_is_a_conflict() {
     let room = Room::new();
     let graph = one("changed", |ctx: Ctx, trail: Trail| async move {
@@ -348,7 +348,7 @@ async fn a_gate_asked_for_differently_is_a_conflict() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gate_that_cannot_be_is_refused() {
     let room = Room::new();
     for (what, expected) in [
@@ -378,7 +378,7 @@ async fn a_gate_that_cannot_be_is_refused() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_timer_takes_no_deliveries() {
     let room = Room::new();
     let graph = one("timer", |ctx: Ctx, trail: Trail| async move {

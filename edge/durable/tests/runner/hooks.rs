@@ -61,7 +61,7 @@ pub(crate) fn hooked(hook: &Turned, log: &Log) -> Arc<Graph<Trail>> {
     Arc::new(graph)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hook_is_applied_once_per_saved_state() {
     let (room, log, hook) = (Room::new(), Log::new(), Turned::default());
     let graph = hooked(&hook, &log);
@@ -105,7 +105,7 @@ async fn a_hook_is_applied_once_per_saved_state() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hook_or_codec_that_fails_loses_nothing() {
     struct Breaks(Arc<AtomicU32>);
     impl SnapshotHook for Breaks {
@@ -179,7 +179,7 @@ async fn a_hook_or_codec_that_fails_loses_nothing() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn metadata_trace_context_and_lineage_stay_with_the_run() {
     let room = Room::new();
     let graph: Arc<Graph<Trail>> = Arc::new(
@@ -217,7 +217,7 @@ async fn metadata_trace_context_and_lineage_stay_with_the_run() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_claimed_run_of_another_version_is_given_back_untouched() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&hooked(&Turned::default(), &log));

@@ -132,7 +132,7 @@ async fn giving_a_run_back_takes_no_longer_than_five_seconds() {
     assert_eq!(began.elapsed(), Duration::from_secs(5));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_cannot_work_is_refused_at_the_start() {
     let room = Room::new();
     let graph = slow(Duration::ZERO, &Log::new());
@@ -154,7 +154,7 @@ async fn what_cannot_work_is_refused_at_the_start() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_to_cancel_beats_the_last_recovery() {
     let room = Room::new();
     let entered = Arc::new(AtomicBool::new(false));
@@ -191,7 +191,7 @@ async fn a_request_to_cancel_beats_the_last_recovery() {
     room.sound(&run_id("r")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn operators_of_a_runner_keep_their_leases_together() {
     let room = Room::new();
     let graph: Arc<Graph<Trail>> = one("many", |_: Ctx, trail: Trail| async move {

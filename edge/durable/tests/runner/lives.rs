@@ -14,7 +14,7 @@ use iop_durable::store::{LeaseRequest, Store};
 
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_kind_of_a_failure_says_whether_there_is_another_life() {
     for kind in FailureKind::ALL {
         let (room, log) = (Room::new(), Log::new());
@@ -70,7 +70,7 @@ async fn the_kind_of_a_failure_says_whether_there_is_another_life() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_life_reuses_what_completed() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -125,7 +125,7 @@ async fn another_life_reuses_what_completed() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_repeat_after_a_lost_worker_is_no_retry() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());
@@ -186,7 +186,7 @@ async fn a_repeat_after_a_lost_worker_is_no_retry() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_outcome_shows_what_the_graph_says() {
     let room = Room::new();
     let end = |_: Ctx, trail: Trail| async move { Ok((pushed(trail, "last"), Directive::end())) };
@@ -250,7 +250,7 @@ fn suspending() -> Arc<Graph<Trail>> {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_invariant_is_checked_in_the_loop_and_not_by_the_resume() {
     let room = Room::new();
     let runner = room.runner(&suspending());
@@ -265,7 +265,7 @@ async fn the_invariant_is_checked_in_the_loop_and_not_by_the_resume() {
     room.sound(&failed.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_resume_as_a_stream_is_refused_like_any_other() {
     let room = Room::new();
     let runner = room.runner(&suspending());
@@ -306,7 +306,7 @@ async fn a_resume_as_a_stream_is_refused_like_any_other() {
     assert_eq!((again.status, events.len()), (Status::Waiting, 4));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pointer_that_leads_nowhere_is_corrupt() {
     for cursor in [Some("nowhere"), None] {
         let room = Room::new();
@@ -332,7 +332,7 @@ async fn a_pointer_that_leads_nowhere_is_corrupt() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_largest_state_comes_back_and_one_byte_more_is_refused() {
     let room = Room::new();
     let limit = 64 << 20;

@@ -84,7 +84,7 @@ async fn started(runner: &Trails, what: &str) -> Result {
     runner.start(Start::new(vec![what.to_owned()])).await.unwrap()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_evaluate_resume_says_is_what_resume_does() {
     let room = Room::new();
     let runner = room.runner(&everything());
@@ -174,7 +174,7 @@ async fn what_evaluate_resume_says_is_what_resume_does() {
     refused(runner.resume(&token, Resume::new()).await, "run_terminal");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_target_moves_what_waits_and_current_does_not() {
     let room = Room::new();
     let runner = room.runner(&everything());
@@ -209,7 +209,7 @@ async fn a_target_moves_what_waits_and_current_does_not() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_life_of_a_failing_run_has_one_end_and_its_own_number() {
     let room = Room::new();
     let runner = room.runner(&everything());
@@ -232,7 +232,7 @@ async fn each_life_of_a_failing_run_has_one_end_and_its_own_number() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pause_past_its_deadline_or_under_cancellation_ends_when_it_is_resumed() {
     let room = Room::new();
     let runner = room.runner(&everything());
@@ -256,7 +256,7 @@ async fn a_pause_past_its_deadline_or_under_cancellation_ends_when_it_is_resumed
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_resolved_run_goes_on_only_when_it_is_resumed() {
     let room = Room::new();
     let runner = room.runner(&everything());

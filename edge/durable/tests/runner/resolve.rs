@@ -16,7 +16,7 @@ use iop_durable::token::ResumeToken;
 use crate::support::*;
 use crate::unknown::ambiguous;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn every_rule_of_a_resolution_is_checked_and_nothing_changes_when_one_fails() {
     let (room, log) = (Room::new(), Log::new());
     let (runner, run, record) = ambiguous(&room, &log).await;
@@ -95,7 +95,7 @@ async fn every_rule_of_a_resolution_is_checked_and_nothing_changes_when_one_fail
     assert_eq!(log.len(), 1, "no dispatcher was called");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_resolution_is_recorded_with_its_provenance_and_replayed() {
     let (room, log) = (Room::new(), Log::new());
     let (runner, run, record) = ambiguous(&room, &log).await;
@@ -180,7 +180,7 @@ async fn a_resolution_is_recorded_with_its_provenance_and_replayed() {
     room.sound(&run.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_resolution_may_go_on_at_once_or_fail_the_call() {
     let (room, log) = (Room::new(), Log::new());
     let (runner, run, record) = ambiguous(&room, &log).await;
@@ -254,7 +254,7 @@ async fn unknown_idempotent(room: &Room, log: &Log) -> (Arc<Graph<Trail>>, Resum
     (graph, room.token(&run_id("r")).await)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_retry_by_hand_is_prepared_not_made_and_stays_within_the_limit() {
     let (room, log) = (Room::new(), Log::new());
     let (graph, token) = unknown_idempotent(&room, &log).await;
@@ -290,7 +290,7 @@ async fn a_retry_by_hand_is_prepared_not_made_and_stays_within_the_limit() {
     room.sound(&run_id("r")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn two_unknown_effects_are_resolved_one_by_one() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -344,7 +344,7 @@ async fn two_unknown_effects_are_resolved_one_by_one() {
     room.sound(&run.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn many_operators_decide_once() {
     for _ in 0..20 {
         let (room, log) = (Room::new(), Log::new());

@@ -44,7 +44,7 @@ fn conversation(log: &Log) -> Arc<Graph<Trail>> {
     Arc::new(graph)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_suspension_is_stored_with_its_place_and_resumed_there() {
     let (room, log) = (Room::new(), Log::new());
     let graph = conversation(&log);
@@ -86,7 +86,7 @@ async fn a_suspension_is_stored_with_its_place_and_resumed_there() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_overlay_with_a_target_moves_the_run_before_anything_runs() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&conversation(&log));
@@ -111,7 +111,7 @@ async fn an_overlay_with_a_target_moves_the_run_before_anything_runs() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_target_is_looked_up_before_anything_is_applied() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&conversation(&log));
@@ -163,7 +163,7 @@ async fn a_target_is_looked_up_before_anything_is_applied() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stale_token_is_answered_with_the_current_one() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&conversation(&log));
@@ -196,7 +196,7 @@ async fn a_stale_token_is_answered_with_the_current_one() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_success_is_answered_from_the_store_and_a_failure_keeps_its_outcome() {
     let (room, log) = (Room::new(), Log::new());
     let graph = conversation(&log);
@@ -220,7 +220,7 @@ async fn a_success_is_answered_from_the_store_and_a_failure_keeps_its_outcome() 
     assert_eq!((room.spy.count(Op::Commit), room.spy.count(Op::Acquire)), (0, 0));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_many_resumes_at_once_one_runs() {
     for round in 0..50 {
         let (room, log) = (Room::new(), Log::new());
@@ -252,7 +252,7 @@ async fn of_many_resumes_at_once_one_runs() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn between_loading_and_acquiring_somebody_else_may_have_been_there() {
     let (room, log) = (Room::new(), Log::new());
     let graph = conversation(&log);
@@ -272,7 +272,7 @@ async fn between_loading_and_acquiring_somebody_else_may_have_been_there() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_run_of_another_version_is_told_apart_and_left_alone() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&conversation(&log));

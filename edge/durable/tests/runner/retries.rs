@@ -50,7 +50,7 @@ fn flaky(
     })
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_retry_parks_the_run_and_keeps_its_time_over_restarts() {
     let (room, log) = (Room::new(), Log::new());
     let graph = flaky(2, down(), None, policy(4, MINUTE), &log);
@@ -110,7 +110,7 @@ async fn a_retry_parks_the_run_and_keeps_its_time_over_restarts() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_early_claim_dispatches_nothing_and_puts_the_time_right() {
     let (room, log) = (Room::new(), Log::new());
     let graph = flaky(1, down(), None, policy(2, MINUTE), &log);
@@ -132,7 +132,7 @@ async fn an_early_claim_dispatches_nothing_and_puts_the_time_right() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hint_makes_it_later_never_earlier() {
     for (hint, waits, hinted) in [
         (Some(MINUTE * 5), MINUTE * 5, true),
@@ -161,7 +161,7 @@ async fn a_hint_makes_it_later_never_earlier() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn jitter_is_sampled_once() {
     let (room, log) = (Room::new(), Log::new());
     let mut jittered = policy(3, MINUTE);
@@ -183,7 +183,7 @@ async fn jitter_is_sampled_once() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_limit_exhausts_and_what_is_not_retryable_fails_at_once() {
     let (room, log) = (Room::new(), Log::new());
     let graph = flaky(9, down(), None, policy(3, MINUTE), &log);
@@ -224,7 +224,7 @@ async fn the_limit_exhausts_and_what_is_not_retryable_fails_at_once() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_policy_that_cannot_be_kept_is_refused_before_anything_is_dispatched() {
     let (room, log) = (Room::new(), Log::new());
     let bad = |change: fn(&mut RetryPolicy)| {
@@ -263,7 +263,7 @@ async fn a_policy_that_cannot_be_kept_is_refused_before_anything_is_dispatched()
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_sibling_is_not_asked_again_while_one_is_retried() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
@@ -303,7 +303,7 @@ async fn a_sibling_is_not_asked_again_while_one_is_retried() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_step_retry_does_not_make_a_call_again_that_failed_for_good() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();

@@ -10,7 +10,7 @@ use iop_durable::store::{IdempotencyKey, Store, StoreError};
 
 use crate::support::*;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn retention_keeps_the_newest_and_deletes_successes_only() {
     let room = Room::new();
     let build = |fails: bool| -> Arc<Graph<Trail>> {
@@ -81,7 +81,7 @@ async fn retention_keeps_the_newest_and_deletes_successes_only() {
     assert_eq!(runner.result(&done.run).await.unwrap().status, Status::Succeeded);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_id_or_key_makes_one_run() {
     let room = Room::new();
     let (log, door) = (Log::new(), Door::new());
@@ -131,7 +131,7 @@ async fn an_id_or_key_makes_one_run() {
     assert_eq!((events.len(), &replayed.run), (0, &first.run));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lost_workers_exhaust_the_run_and_not_before() {
     let (room, log) = (Room::new(), Log::new());
     let seen = log.clone();
@@ -192,7 +192,7 @@ async fn lost_workers_exhaust_the_run_and_not_before() {
     room.sound(&run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn workers_lost_before_they_did_anything_count_too() {
     let room = Room::new();
     let graph: Arc<Graph<Trail>> = Arc::new(
@@ -243,7 +243,7 @@ fn simple(log: &Log) -> Arc<Graph<Trail>> {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_save_that_fails_stops_the_run_typed_and_lets_go_of_it() {
     // Accepted under a lease; then intent, outcome with step, end.
     for (k, code, calls) in [(0, "store_unavailable", 0), (2, "store_unavailable", 1)] {
@@ -285,7 +285,7 @@ async fn a_save_that_fails_stops_the_run_typed_and_lets_go_of_it() {
     room.sound(&run_id("r")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lost_acknowledgement_is_looked_up() {
     for landed in [true, false] {
         for k in 0..3 {
@@ -318,7 +318,7 @@ async fn a_lost_acknowledgement_is_looked_up() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_outcome_whose_commit_cannot_be_looked_up_is_not_taken_for_anothers() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&simple(&log));
@@ -341,7 +341,7 @@ async fn an_outcome_whose_commit_cannot_be_looked_up_is_not_taken_for_anothers()
     room.sound(&run_id("r")).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_worker_whose_lease_is_gone_writes_and_dispatches_nothing_more() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());

@@ -37,7 +37,7 @@ fn names(events: &[EventRecord]) -> Vec<&str> {
     events.iter().map(|e| e.name.as_ref()).collect()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_streamed_is_the_log_from_its_place_to_the_end() {
     let room = Room::new();
     let runner = room.runner(&talking());
@@ -75,7 +75,7 @@ async fn what_is_streamed_is_the_log_from_its_place_to_the_end() {
     room.sound(&done.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn five_thousand_events_reach_a_slow_reader() {
     let room = Room::new();
     let runner = room.runner(&talking());
@@ -148,7 +148,7 @@ fn stepping(log: &Log, door: &Door, effect: Option<Effect>) -> Arc<Graph<Trail>>
     Arc::new(graph)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn dropping_a_stream_leaves_the_run_to_itself() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let runner = room.runner(&stepping(&log, &door, None));
@@ -163,7 +163,7 @@ async fn dropping_a_stream_leaves_the_run_to_itself() {
     assert_eq!(log.len(), 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stop_leaves_the_run_at_its_last_commit_for_whoever_comes() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let graph = stepping(&log, &door, None);
@@ -239,7 +239,7 @@ async fn a_stop_lets_calls_end_and_cuts_off_those_that_do_not() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_consumer_that_has_had_enough_stops_the_segment() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let graph = stepping(&log, &door, None);
@@ -267,7 +267,7 @@ async fn a_consumer_that_has_had_enough_stops_the_segment() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_is_refused_tells_nothing_and_says_why() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     door.open();
@@ -302,7 +302,7 @@ async fn a_stream_that_is_refused_tells_nothing_and_says_why() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_result_does_not_need_a_reader_and_a_failing_store_does_not_hide_it() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     door.open();
@@ -331,7 +331,7 @@ async fn the_result_does_not_need_a_reader_and_a_failing_store_does_not_hide_it(
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_deleted_run_ends_its_stream() {
     let room = Room::new();
     let graph: Arc<Graph<Trail>> = Arc::new(
@@ -352,7 +352,7 @@ async fn a_deleted_run_ends_its_stream() {
     assert!(events.iter().filter(|e| e.terminal).count() <= 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn host_events_are_checked_before_they_are_taken() {
     let room = Room::new();
     let mut options = Room::options();

@@ -50,7 +50,7 @@ pub(crate) async fn ambiguous(room: &Room, log: &Log) -> (Trails, Result, Activi
     (runner, run, record)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_unsafe_call_without_an_answer_is_ambiguous_and_not_repeated() {
     let (room, log) = (Room::new(), Log::new());
     let (runner, run, record) = ambiguous(&room, &log).await;
@@ -74,7 +74,7 @@ async fn an_unsafe_call_without_an_answer_is_ambiguous_and_not_repeated() {
     assert_eq!(room.names(&run.run).await.last().unwrap(), "run.ambiguous");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_call_that_may_be_repeated_is_within_its_limit_and_under_its_key() {
     for (effect, cuts, status, made) in [
         (Effect::Idempotent, 2, Status::Succeeded, 3),
@@ -135,7 +135,7 @@ async fn lost_in_flight(room: &Room, effect: Effect, log: &Log, door: &Door) -> 
     graph
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lost_worker_leaves_what_its_call_allows() {
     for (effect, status, made) in [
         (Effect::ReadOnly, Status::Succeeded, 2),
@@ -172,7 +172,7 @@ async fn a_lost_worker_leaves_what_its_call_allows() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_outcome_that_was_committed_before_the_worker_was_lost_is_replayed() {
     let (room, log) = (Room::new(), Log::new());
     let (calls, door) = (log.clone(), Door::new());
@@ -204,7 +204,7 @@ async fn an_outcome_that_was_committed_before_the_worker_was_lost_is_replayed() 
     room.sound(&result.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_probe_finds_the_effect_or_leaves_it_unknown() {
     let (room, log) = (Room::new(), Log::new());
     let (runner, run, record) = ambiguous(&room, &log).await;
@@ -260,7 +260,7 @@ async fn a_probe_finds_the_effect_or_leaves_it_unknown() {
     room.sound(&run.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_probe_that_comes_too_late_changes_nothing() {
     let (room, log) = (Room::new(), Log::new());
     let (runner, run, record) = ambiguous(&room, &log).await;
@@ -280,7 +280,7 @@ async fn a_probe_that_comes_too_late_changes_nothing() {
     room.sound(&run.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn recovery_asks_a_declared_probe_by_itself() {
     for (evidence, status) in [(Some("proved"), Status::Succeeded), (None, Status::Ambiguous)] {
         let (room, log) = (Room::new(), Log::new());

@@ -12,7 +12,7 @@ use iop_durable::store::Store;
 use crate::support::*;
 use crate::waits::{Asked, HOUR, labels, plain, spec};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wait_is_cancelled_with_its_run() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
     let runner = room.runner(&plain(&asked, &log));
@@ -96,7 +96,7 @@ async fn a_wait_is_cancelled_with_its_run() {
     room.sound(run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_winner_is_never_overwritten_by_a_cancellation() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
     let runner = room.runner(&plain(&asked, &log));
@@ -150,7 +150,7 @@ async fn a_winner_is_never_overwritten_by_a_cancellation() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_gate_can_be_cancelled_and_its_run_with_it() {
     let room = Room::new();
     let graph = Arc::new(
@@ -186,7 +186,7 @@ async fn a_gate_can_be_cancelled_and_its_run_with_it() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
     let table = [
         (WaitingKind::Retry, Some(HOUR), "configuration"),
@@ -247,7 +247,7 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_move_withdraws_the_wait_it_leaves() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
     let runner = room.runner(&plain(&asked, &log));
@@ -268,7 +268,7 @@ async fn a_move_withdraws_the_wait_it_leaves() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_delivery_before_its_wait_is_told_to_come_again() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
     let runner = room.runner(&plain(&asked, &log));
@@ -301,7 +301,7 @@ async fn a_delivery_before_its_wait_is_told_to_come_again() {
     assert_eq!(room.drain(&runner).await.unwrap().status, Status::Succeeded);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lost_answer_of_a_delivery_is_found_again() {
     for error in ["unconfirmed", "unavailable"] {
         for done_before in [true, false] {

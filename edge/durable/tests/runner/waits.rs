@@ -112,7 +112,7 @@ pub(crate) fn plain(asked: &Asked, log: &Log) -> Arc<Graph<Trail>> {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_wait_and_the_state_it_follows_are_one_commit() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
     let graph = plain(&asked, &log);
@@ -162,7 +162,7 @@ async fn the_wait_and_the_state_it_follows_are_one_commit() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_delivery_decides_transforms_and_selects_in_one_commit_and_runs_nothing() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
     let graph = plain(&asked, &log);
@@ -260,7 +260,7 @@ async fn a_delivery_decides_transforms_and_selects_in_one_commit_and_runs_nothin
     room.sound(run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wait_of_another_definition_is_not_judged_by_this_one() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
     let parked = room
@@ -298,7 +298,7 @@ async fn a_wait_of_another_definition_is_not_judged_by_this_one() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_timer_is_let_in_at_its_time_and_not_before() {
     for policy in [DeadlinePolicy::FirstCommitted, DeadlinePolicy::Hard] {
         let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
@@ -362,7 +362,7 @@ async fn the_timer_is_let_in_at_its_time_and_not_before() {
     room.sound(&parked.run).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn timer_and_event_race_for_one_winner() {
     for round in 0..100 {
         let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
