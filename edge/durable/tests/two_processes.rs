@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use iop_durable::ids::{ActivityId, RunId};
+use iop_durable::ids::RunId;
 use iop_durable::record::{AttemptClass, Effect, Status};
 use iop_durable::runner::Start;
 use iop_durable::store::{Listed, RunFilter, Store};
@@ -25,7 +25,6 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
 
 use torture::child::Database;
-use torture::driver;
 use torture::fleet::{self, Fleet, Post};
 use torture::graph::State;
 use torture::invariants::{Found, Met, check_run};
@@ -74,26 +73,8 @@ impl Test {
 
     /// Resolves everything that is ambiguous; no worker is alive.
     fn resolve(&self) {
-        let runner = fleet::runner(&self.store, &self.world, "operator");
-        for run in self.list(Status::Ambiguous) {
-            self.runtime.block_on(async {
-                let loaded = self.store.load(&run).await.unwrap();
-                let on = &loaded.head.waiting.as_ref().unwrap().on[0];
-                let record = self
-                    .store
-                    .activity(&run, &ActivityId::new(&on.id).unwrap())
-                    .await
-                    .unwrap();
-                let resolution = driver::resolution(&self.world, &record.unwrap());
-                let operator = runner.operator();
-                let token = driver::token(&loaded);
-                let resolved = operator
-                    .resolve(&token, &resolution, Some("operator"), true)
-                    .await
-                    .unwrap();
-                assert_eq!(resolved.status, Status::Queued);
-            });
-        }
+        self.runtime
+            .block_on(fleet::resolve_all(&self.store, &self.world));
     }
 
     fn check(&self, run: &RunId) -> Found {

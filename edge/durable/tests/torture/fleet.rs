@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use iop_durable::graph::{Directive, Graph, GraphBuilder};
 use iop_durable::host::{Host, HostOptions, Registry};
-use iop_durable::ids::Owner;
-use iop_durable::record::Effect;
-use iop_durable::runner::{Bindings, Ctx, Options, Runner};
-use iop_durable::store::Store;
+use iop_durable::ids::{ActivityId, Owner};
+use iop_durable::record::{Effect, Status};
+use iop_durable::runner::{Bindings, Ctx, Options, Runner, idempotency_key};
+use iop_durable::store::{Listed, RunFilter, Store};
 use serde::{Deserialize, Serialize};
 
 use super::child::{Database, Running};
+use super::driver;
 use super::graph::{State, call, call_once};
 use super::ledger::{FileLedger, Ledger};
 use super::recorder::Recorder;
@@ -60,6 +61,47 @@ pub fn runner(store: &Arc<dyn Store>, world: &Arc<World>, owner: &str) -> Runner
     Runner::new(Arc::new(graph()), Arc::clone(store), options).unwrap()
 }
 
+/// A host that works on the runs of this store, from this process.
+pub fn host(store: &Arc<dyn Store>, world: &Arc<World>, workers: u32) -> Host {
+    let registry = Registry::default();
+    registry.add(runner(store, world, "worker"));
+    let mut options = HostOptions::new(Owner::new("worker").unwrap());
+    options.workers = workers;
+    options.lease_ttl = TTL;
+    options.poll_interval = Duration::from_millis(200);
+    Host::start(Arc::clone(store), registry, options)
+}
+
+/// Resolves every run that is ambiguous and that no service still works for, from the ledger.
+pub async fn resolve_all(store: &Arc<dyn Store>, world: &Arc<World>) {
+    let operator = runner(store, world, "operator").operator();
+    let filter = RunFilter {
+        status: Some(Status::Ambiguous),
+        limit: 1000,
+        ..RunFilter::default()
+    };
+    for listed in store.list(filter).await.unwrap() {
+        let Listed::Run { head, .. } = listed else {
+            panic!("{listed:?}");
+        };
+        let loaded = store.load(&head.id).await.unwrap();
+        let on = &loaded.head.waiting.as_ref().unwrap().on[0];
+        let id = ActivityId::new(&on.id).unwrap();
+        let record = store.activity(&head.id, &id).await.unwrap().unwrap();
+        let key = idempotency_key(&record.run, &record.node, record.activation, &record.key);
+        if world.is_busy(&key) {
+            continue;
+        }
+        let resolution = driver::resolution(world, &record);
+        let token = driver::token(&loaded);
+        let resolved = operator
+            .resolve(&token, &resolution, Some("operator"), true)
+            .await
+            .unwrap();
+        assert_eq!(resolved.status, Status::Queued);
+    }
+}
+
 /// What a worker process is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Post {
@@ -93,13 +135,7 @@ async fn work(post: Post) {
     let store: Arc<dyn Store> = Arc::new(Recorder::new(Arc::clone(&database), Arc::clone(&ledger)));
     let world =
         World::new(ledger, database).with_pace(move || Duration::from_millis(fastrand::u64(..=post.pace_ms)));
-    let registry = Registry::default();
-    registry.add(runner(&store, &Arc::new(world), "worker"));
-    let mut options = HostOptions::new(Owner::new("worker").unwrap());
-    options.workers = post.workers;
-    options.lease_ttl = TTL;
-    options.poll_interval = Duration::from_millis(200);
-    let _host = Host::start(store, registry, options);
+    let _host = host(&store, &Arc::new(world), post.workers);
     std::future::pending::<()>().await;
 }
 
