@@ -1,4 +1,11 @@
 //! Many callers at once on a few hundred runs: they wait for each other, and never in a circle.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "tests: a broken expectation ends the test with its message"
+)]
 
 mod postgres;
 

@@ -1,4 +1,11 @@
 //! The database goes and comes back: errors that say whether something was written, nothing lost, and then it works again.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "tests: a broken expectation ends the test with its message"
+)]
 
 mod postgres;
 

@@ -1,4 +1,11 @@
 //! Random scripts of operations, on PostgreSQL and on a naive model.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "tests: a broken expectation ends the test with its message"
+)]
 
 mod postgres;
 

@@ -1,4 +1,11 @@
 //! The tables and what the statements make of them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "tests: a broken expectation ends the test with its message"
+)]
 
 mod postgres;
 

@@ -1,4 +1,11 @@
 //! Two stores on one database: what one does the other sees, and neither does it twice.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "tests: a broken expectation ends the test with its message"
+)]
 
 mod postgres;
 

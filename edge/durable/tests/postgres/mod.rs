@@ -1,4 +1,5 @@
 //! The suite's fixture over `PostgresStore`: a server of its own, one store.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::sync::Arc;
 use std::time::Duration;
