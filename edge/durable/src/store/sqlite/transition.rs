@@ -59,7 +59,7 @@ impl Transition {
         let written = tx.execute(
             "UPDATE runs SET status = ?6, cursor = ?7, activation = ?8, revision = ?9, schema_version = ?10, \
              root_id = ?11, state = ?12, state_digest = ?13, budgets = ?14, outcome = ?15, body = ?16, seal = ?17, \
-             waiting_kind = ?18, due_at = ?19, deadline = ?20, updated_at = ?21 \
+             deadline = ?18, updated_at = ?19 \
              WHERE run_id = ?1 AND revision = ?2 AND (?3 IS NULL OR signal = ?3) AND CASE WHEN ?4 IS NULL \
              THEN NOT EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = ?1 AND l.expires_at > ?5) \
              ELSE EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = ?1 AND l.incarnation = ?4 \
@@ -82,8 +82,6 @@ impl Transition {
                 head.outcome.as_deref(),
                 &*head.body,
                 head.seal,
-                head.waiting_kind,
-                self.due_at.map(Timestamp::as_millis),
                 head.deadline,
                 head.updated_at,
             ],
@@ -91,32 +89,31 @@ impl Transition {
         Ok(written == 1)
     }
 
-    /// The inbox's number. What identifies a run is indexed and hardly ever changes: it is written only when it does.
-    fn signal(&self, tx: &Tx<'_>) -> Result<u64, Fail> {
+    /// Writes the indexed columns, when one of them changes: they hardly do while a run runs, and each costs its index twice.
+    /// The inbox's number.
+    fn write_indexed(&self, tx: &Tx<'_>) -> Result<u64, Fail> {
         let head = &self.head;
+        let columns = params![
+            head.run_id,
+            head.kind,
+            head.definition,
+            head.parent_id,
+            head.created_at,
+            head.waiting_kind,
+            self.due_at.map(Timestamp::as_millis),
+        ];
         let found = tx.row(
-            "SELECT signal, kind IS ? AND definition IS ? AND parent_id IS ? AND created_at IS ? \
-             FROM runs WHERE run_id = ?",
-            params![
-                head.kind,
-                head.definition,
-                head.parent_id,
-                head.created_at,
-                head.run_id
-            ],
+            "SELECT signal, kind IS ?2 AND definition IS ?3 AND parent_id IS ?4 AND created_at IS ?5 \
+             AND waiting_kind IS ?6 AND due_at IS ?7 FROM runs WHERE run_id = ?1",
+            columns,
             |row| Ok((row.get(0)?, row.get(1)?)),
         )?;
         let (signal, same): (i64, bool) = found.ok_or(StoreError::NotFound)?;
         if !same {
             tx.execute(
-                "UPDATE runs SET kind = ?, definition = ?, parent_id = ?, created_at = ? WHERE run_id = ?",
-                params![
-                    head.kind,
-                    head.definition,
-                    head.parent_id,
-                    head.created_at,
-                    head.run_id
-                ],
+                "UPDATE runs SET kind = ?2, definition = ?3, parent_id = ?4, created_at = ?5, waiting_kind = ?6, \
+                 due_at = ?7 WHERE run_id = ?1",
+                columns,
             )?;
         }
         Ok(unsigned(signal)?)
@@ -138,7 +135,7 @@ impl Work for Transition {
                 .unwrap_or_else(|| StoreError::corrupt("not written: the guard holds and does not"))
                 .into());
         }
-        let signal = self.signal(tx)?;
+        let signal = self.write_indexed(tx)?;
         write_checkpoint(tx, &self.head, self.checkpoint_seal.as_ref())?;
         self.beside.write(tx, &self.run)?;
         if self.release {
