@@ -1,5 +1,10 @@
 //! What SQLite is in the way of a file: one store at a time, claimable at once when it is opened again, one schema, and commits
 //! that share one wait for the disk.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests: what goes wrong here ends the case"
+)]
 
 mod sqlite;
 

@@ -1,6 +1,7 @@
 //! The suite's fixture over `SqliteStore`: a file of its own, one store, clocks moved by hand.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
+#![expect(clippy::unwrap_used, reason = "tests: what goes wrong here ends the case")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
