@@ -21,7 +21,6 @@ use crate::runner::drive::{Ending, Why};
 use crate::runner::ending;
 use crate::runner::keeper::Held;
 use crate::runner::ledger::{Holding, Ledger};
-use crate::runner::step::caught;
 use crate::runner::{Inner, RunError, doubted};
 use crate::store::{Acquired, Authority, StoreError};
 use crate::time::Timestamp;
@@ -160,6 +159,12 @@ where
         let commit = draft.commit(Authority::Lease(self.held.lease().clone()), signal);
         match persist(&self.inner.store, &self.held, &commit, outcome).await {
             Ok(committed) => {
+                // Its own settling is no news.
+                if let Some(seen) = signal
+                    && commit.settles()
+                {
+                    self.signal = seen + 1;
+                }
                 self.landed(commit, committed.revision);
                 Ok(())
             }
@@ -337,15 +342,9 @@ where
             };
             return self.exhaust(exhausted, None).await;
         }
-        let decoded = caught(|| inner.graph.decode(&self.state));
-        let typed = match decoded.unwrap_or_else(|| Err("the codec panicked".to_owned())) {
-            Ok(typed) => typed,
-            Err(why) => {
-                return Err(Halt::Store(StoreError::corrupt(format!(
-                    "the state cannot be decoded: {why}"
-                ))));
-            }
-        };
+        let typed = inner
+            .decode(&self.state)
+            .map_err(|why| Halt::Store(StoreError::corrupt(format!("the state cannot be decoded: {why}"))))?;
         match self.drive(entry, typed).await? {
             Ending::Parked => self.hold().await,
             Ending::Interrupted(why) => self.interrupt(why).await,

@@ -28,7 +28,7 @@ use crate::ids::{ActivityId, CorrelationId, DecisionId, Owner, Revision, RunId, 
 use crate::payload::{Digest, Payload};
 use crate::record::{
     ActivityRecord, CancelRequest, CheckpointRecord, DecisionRecord, EventRecord, Inbox, RunHead, Scope,
-    Status, StepRecord, WaitRecord, WaitingKind,
+    Status, StepRecord, WaitRecord, WaitStatus, WaitingKind,
 };
 use crate::time::Timestamp;
 
@@ -155,11 +155,20 @@ pub struct Commit {
     pub release: bool,
 }
 
+impl Commit {
+    /// Whether it settles a wait. Then it grows the inbox's number by one, as a post does: of a timer and a delivery that read the
+    /// same armed wait, one is written.
+    pub(crate) fn settles(&self) -> bool {
+        self.waits.iter().any(|wait| wait.status != WaitStatus::Armed)
+    }
+}
+
 /// What a commit did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
     pub revision: Revision,
-    /// The inbox's present number: another than the last one seen means there is something to read.
+    /// The inbox's present number: another than the last one seen means there is something to read. A commit that settles a
+    /// wait has grown it by one.
     pub signal: u64,
     pub now: Timestamp,
 }

@@ -381,6 +381,7 @@ impl Model<'_> {
         }
         let committed = answer.unwrap();
         assert_eq!(committed.revision, run.head.revision.next().unwrap());
+        run.signal += u64::from(commit.settles());
         assert_eq!(committed.signal, run.signal);
         run.head = commit.head;
         run.head.revision = committed.revision;

@@ -110,6 +110,7 @@ impl Tables {
         rows.steps.extend(steps);
         rows.append_decisions(&commit.decisions);
         rows.append_events(&commit.events);
+        rows.inbox.signal += u64::from(commit.settles());
         let signal = rows.inbox.signal;
         if commit.release {
             self.leases.remove(id);

@@ -83,7 +83,7 @@ impl Batched for Transition {
             .iter()
             .zip(verdicts)
             .map(|((_, work), verdict)| {
-                let answer = verdict::committed(&work.guard, &verdict)?;
+                let answer = verdict::committed(&work.guard, work.grows, &verdict)?;
                 Ok(Done {
                     answer,
                     claimable: verdict.claimable,

@@ -164,18 +164,19 @@ fn heads(sql: &mut Sql, members: &[Of<'_, Transition>]) {
     sql.column("int8", head.clone().map(|h| h.deadline)).push(", ");
     sql.column("int8", head.clone().map(|h| h.created_at)).push(", ");
     sql.column("int8", head.map(|h| h.updated_at)).push(", ");
+    sql.column("int8", work.clone().map(|w| w.grows)).push(", ");
     sql.column("bytea", work.map(|w| w.checkpoint_seal.as_ref().map(|s| &s[..]))).push(
         ") AS c(place, run_id, kind, definition, status, cursor, activation, revision, schema_version, parent_id, \
          root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, created_at, \
-         updated_at, checkpoint_seal) WHERE ",
+         updated_at, grows, checkpoint_seal) WHERE ",
     );
     sql.push(PASSES).push(
         "), head AS (UPDATE runs AS t SET kind = c.kind, definition = c.definition, status = c.status, \
          cursor = c.cursor, activation = c.activation, revision = c.revision, schema_version = c.schema_version, \
          parent_id = c.parent_id, root_id = c.root_id, state = c.state, state_digest = c.state_digest, \
          budgets = c.budgets, outcome = c.outcome, body = c.body, seal = c.seal, waiting_kind = c.waiting_kind, \
-         due_at = c.due_at, deadline = c.deadline, created_at = c.created_at, updated_at = c.updated_at \
-         FROM written c WHERE t.run_id = c.run_id), \
+         due_at = c.due_at, deadline = c.deadline, created_at = c.created_at, updated_at = c.updated_at, \
+         signal = t.signal + c.grows FROM written c WHERE t.run_id = c.run_id), \
          checkpoint AS (INSERT INTO checkpoints (run_id, revision, status, cursor, activation, state, state_digest, \
          seal, created_at) SELECT c.run_id, c.revision, c.status, c.cursor, c.activation, c.state, c.state_digest, \
          c.checkpoint_seal, c.updated_at FROM written c)",

@@ -98,16 +98,16 @@ pub(super) fn judge(guard: &Guard, verdict: &Verdict) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The answer to a commit.
+/// The answer to a commit that grows the inbox's number by so much.
 ///
 /// # Errors
 /// Why it was not written.
-pub(super) fn committed(guard: &Guard, verdict: &Verdict) -> Result<Committed, Refusal> {
+pub(super) fn committed(guard: &Guard, grows: i64, verdict: &Verdict) -> Result<Committed, Refusal> {
     if verdict.written {
         let found = revision_of(verdict.revision.unwrap_or(0))?;
         return Ok(Committed {
             revision: found.next().map_err(|_| StoreError::RevisionsExhausted)?,
-            signal: unsigned(verdict.signal)?,
+            signal: unsigned(verdict.signal.saturating_add(grows))?,
             now: time(verdict.now)?,
         });
     }
@@ -214,15 +214,15 @@ mod tests {
         let guard = guard(Some(3), None);
         let mut verdict = found(Some(5), Some(3), 2);
         verdict.written = true;
-        let told = committed(&guard, &verdict).unwrap();
+        let told = committed(&guard, 0, &verdict).unwrap();
         assert_eq!((told.revision.get(), told.signal), (6, 2));
         assert_eq!(posted(&verdict).unwrap(), 3);
         verdict.written = false;
         verdict.known = false;
-        assert_eq!(word(committed(&guard, &verdict)), "carry");
+        assert_eq!(word(committed(&guard, 0, &verdict)), "carry");
         assert_eq!(word(posted(&verdict)), "carry");
         verdict.continued = false;
-        assert_eq!(word(committed(&guard, &verdict)), "corrupt");
+        assert_eq!(word(committed(&guard, 0, &verdict)), "corrupt");
         verdict.known = true;
         assert_eq!(word(posted(&verdict)), "signal");
         verdict.revision = None;

@@ -53,6 +53,8 @@ pub(super) struct Transition {
     pub(super) checkpoint_seal: Option<Digest>,
     pub(super) due_at: Option<i64>,
     pub(super) release: bool,
+    /// By how much the inbox's number grows.
+    pub(super) grows: i64,
     pub(super) rows: Rows,
 }
 
@@ -221,6 +223,7 @@ impl Transition {
     /// `corrupt` for what cannot be a commit.
     pub(super) fn new(commit: Commit, revision: Revision) -> Result<Self, StoreError> {
         check::commit(&commit)?;
+        let grows = i64::from(commit.settles());
         let head = HeadRow::seal(&commit.head, &commit.state, revision)?;
         let mut rows = Rows {
             events: commit.events,
@@ -237,6 +240,7 @@ impl Transition {
             head,
             due_at: commit.due_at.map(Timestamp::as_millis),
             release: commit.release,
+            grows,
             rows,
         })
     }

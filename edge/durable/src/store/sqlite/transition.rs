@@ -22,6 +22,7 @@ pub(super) struct Transition {
     checkpoint_seal: Option<Digest>,
     due_at: Option<Timestamp>,
     release: bool,
+    settles: bool,
     beside: Beside,
 }
 
@@ -38,6 +39,7 @@ impl Transition {
             revision.unwrap_or(commit.guard.revision),
         )?;
         Ok(Self {
+            settles: commit.settles(),
             beside: Beside::of_commit(&mut commit)?,
             run: commit.head.id,
             guard: commit.guard,
@@ -59,7 +61,7 @@ impl Transition {
         let written = tx.execute(
             "UPDATE runs SET status = ?6, cursor = ?7, activation = ?8, revision = ?9, schema_version = ?10, \
              root_id = ?11, state = ?12, state_digest = ?13, budgets = ?14, outcome = ?15, body = ?16, seal = ?17, \
-             deadline = ?18, updated_at = ?19 \
+             deadline = ?18, updated_at = ?19, signal = signal + ?20 \
              WHERE run_id = ?1 AND revision = ?2 AND (?3 IS NULL OR signal = ?3) AND CASE WHEN ?4 IS NULL \
              THEN NOT EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = ?1 AND l.expires_at > ?5) \
              ELSE EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = ?1 AND l.incarnation = ?4 \
@@ -84,6 +86,7 @@ impl Transition {
                 head.seal,
                 head.deadline,
                 head.updated_at,
+                self.settles,
             ],
         )?;
         Ok(written == 1)

@@ -3,7 +3,7 @@
 use futures_util::future::{join, join_all};
 
 use super::support::{claimed, commit, held, hold, over, queued, refused, refused_as, revision, snapshot};
-use crate::record::{CancelRequest, Scope, WaitingKind};
+use crate::record::{CancelRequest, Scope, Settled, WaitStatus, WaitingKind};
 use crate::store::{Conflict, Listed, RunFilter, Store, StoreError};
 use crate::testing::Fixture;
 use crate::testing::build::{
@@ -208,6 +208,42 @@ pub async fn a_delivery_settles_a_gate_beside_the_holder(fixture: &dyn Fixture) 
     refused(store.post(delivery).await, "duplicate");
     assert_eq!(snapshot(&*store, &id).await, before);
     assert!(store.armed(&settled.correlation, 10).await.unwrap().is_empty());
+}
+
+pub async fn of_a_timer_and_a_delivery_one_settles_the_wait(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let mut acquired = held(&*store, "r").await;
+    let id = acquired.lease.run.clone();
+    let now = acquired.loaded.now;
+    let armed = wait(&id, 1, "w", "about", now);
+    let mut arming = advance(&acquired);
+    arming.waits = vec![armed.clone()];
+    arming.head.armed_waits = 1;
+    // Arming settles nothing.
+    assert_eq!(commit(&*store, &mut acquired, arming).await.signal, 0);
+    let mut timed_out = armed.clone();
+    timed_out.status = WaitStatus::TimedOut;
+    timed_out.settled = Some(Settled {
+        by: None,
+        payload: None,
+        at: now,
+    });
+    let mut timer = advance(&acquired);
+    timer.waits = vec![timed_out.clone()];
+    timer.head.armed_waits = 0;
+    timer.guard.signal = Some(0);
+    assert_eq!(commit(&*store, &mut acquired, timer).await.signal, 1);
+    // Deliveries that read the armed wait before: one that would win, and one that leaves it armed.
+    let mut unmatched = armed.clone();
+    unmatched.deliveries += 1;
+    for late in [delivered(armed, "d1", payload("the answer"), now), unmatched] {
+        let mut delivery = post(&id, 0);
+        delivery.waits = vec![late];
+        refused(store.post(delivery).await, "conflict");
+    }
+    let stands = store.wait(&id, &timed_out.id).await.unwrap();
+    assert_eq!(stands, Some(timed_out));
+    assert_eq!(store.post(post(&id, 1)).await.unwrap(), 2);
 }
 
 pub async fn nothing_is_posted_to_a_deleted_run(fixture: &dyn Fixture) {

@@ -75,6 +75,7 @@ macro_rules! conformance_tests {
                 parking_and_posting_at_once_lose_no_wake_up,
                 the_first_request_to_cancel_stays,
                 a_delivery_settles_a_gate_beside_the_holder,
+                of_a_timer_and_a_delivery_one_settles_the_wait,
                 nothing_is_posted_to_a_deleted_run,
                 a_parked_run_can_be_taken_without_being_due,
             ];
