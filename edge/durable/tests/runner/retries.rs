@@ -111,6 +111,44 @@ async fn a_retry_parks_the_run_and_keeps_its_time_over_restarts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_read_is_retried_like_any_other_call() {
+    let (room, log) = (Room::new(), Log::new());
+    let calls = log.clone();
+    let graph = one("read", move |ctx: Ctx, trail: Trail| {
+        let calls = calls.clone();
+        async move {
+            let read = ctx
+                .activity("c")
+                .effect(Effect::ReadOnly)
+                .retry(policy(3, MINUTE));
+            read.run("", |call| {
+                calls.add(format!("{}", call.attempt));
+                async move {
+                    if call.attempt < 3 {
+                        return Err(failed(down()));
+                    }
+                    Ok(Bytes::new())
+                }
+            })
+            .await?;
+            Ok((trail, Directive::end()))
+        }
+    });
+    let mut last = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
+    while last.status == Status::Waiting {
+        room.sound(&last.run).await;
+        assert!(room.work(&room.runner(&graph)).await.is_none());
+        room.clock.advance(MINUTE * 2);
+        last = room.work(&room.runner(&graph)).await.unwrap().unwrap();
+    }
+    assert_eq!(
+        (last.status, log.all().join(" ").as_str()),
+        (Status::Succeeded, "1 2 3")
+    );
+    room.sound(&last.run).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_early_claim_dispatches_nothing_and_puts_the_time_right() {
     let (room, log) = (Room::new(), Log::new());
     let graph = flaky(1, down(), None, policy(2, MINUTE), &log);

@@ -116,12 +116,17 @@ async fn an_id_or_key_makes_one_run() {
     let accepted = runner.accept(with("k", 1)).await.unwrap();
     assert!(accepted.replayed && accepted.run == first.run);
     refused(runner.start(with("k", 2)).await, "idempotency_conflict");
-    refused(
-        runner
-            .start(Start::new(Trail::new()).run(first.run.clone()))
-            .await,
-        "idempotency_conflict",
+    // The id alone: the same run asked for again, or another one (D59).
+    let again = Start::new(Trail::new()).run(first.run.clone());
+    let same = runner.start(again.clone()).await.unwrap();
+    assert_eq!(
+        (same.status, same.token),
+        (Status::Succeeded, first.token.clone())
     );
+    assert!(runner.accept(again).await.unwrap().replayed);
+    let other = Start::new(vec!["other".to_owned()]).run(first.run.clone());
+    refused(runner.start(other.clone()).await, "idempotency_conflict");
+    refused(runner.accept(other).await, "idempotency_conflict");
     for bad in ["a\0b", ""] {
         refused(runner.accept(with(bad, 1)).await, "invalid_encoding");
     }

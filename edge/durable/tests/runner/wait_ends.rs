@@ -5,7 +5,7 @@ use std::sync::Arc;
 use iop_durable::graph::{Deadline, Directive};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::payload::Payload;
-use iop_durable::record::{DeadlinePolicy, Reason, Status, StepStatus, WaitStatus, WaitingKind};
+use iop_durable::record::{DeadlinePolicy, Reason, Scope, Status, StepStatus, WaitStatus, WaitingKind};
 use iop_durable::runner::{Ctx, Resume, ResumePlan, Start};
 use iop_durable::store::Store;
 
@@ -245,6 +245,54 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
         (done.status, code(&done).as_str()),
         (Status::Failed, "wait_route_missing")
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callback_that_panics_records_nothing() {
+    for what in ["matcher", "transition"] {
+        let room = Room::new();
+        let graph = shared(
+            graph("panics")
+                .node("ask", |_: Ctx, trail: Trail| async move {
+                    Ok((
+                        trail,
+                        Directive::wait(spec(WaitingKind::Event, DeadlinePolicy::Hard)),
+                    ))
+                })
+                .node("on", |_: Ctx, trail: Trail| async move {
+                    Ok((trail, Directive::end()))
+                })
+                .terminal("on")
+                .wait_route(
+                    "ask",
+                    labels("any"),
+                    "on",
+                    "on",
+                    move |_, payload| {
+                        assert!(what != "matcher" || payload.bytes() != "bad", "no answer");
+                        true
+                    },
+                    move |trail, payload| {
+                        assert!(payload.bytes() != "bad", "no answer");
+                        Ok(trail)
+                    },
+                ),
+        );
+        let runner = room.runner(&graph);
+        let parked = runner.start(Start::new(Trail::new())).await.unwrap();
+        let wait = room.wait(&parked.run, "w").await;
+        let bad = delivery("d", &wait, "bad");
+        refused(
+            runner.deliver(&parked.run, &wait.id, &bad).await,
+            "invalid_request",
+        );
+        assert_eq!(room.wait(&parked.run, "w").await, wait, "{what}");
+        let ledger = room.memory.decisions(&parked.run, &Scope::Wait(wait.id.clone()));
+        assert_eq!(ledger.await.unwrap(), [], "{what}: the id is free");
+        let good = delivery("d", &wait, "good");
+        let told = runner.deliver(&parked.run, &wait.id, &good).await.unwrap();
+        assert_eq!(told.verdict, Verdict::Accepted, "{what}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
