@@ -2,9 +2,11 @@
 //! scheduler of its runs (D178). A hint makes it look at once, a poll backs the hint.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinHandle;
@@ -21,19 +23,16 @@ pub struct HostOptions {
     pub owner: Owner,
     /// Runs at the same time, from 1.
     pub workers: u32,
-    /// As the runners': how long a lost worker keeps its runs from others.
-    pub lease_ttl: Duration,
     /// How often due work is looked for without a hint.
     pub poll_interval: Duration,
 }
 
 impl HostOptions {
-    /// 16 workers, leases of 30 s, a look every second.
+    /// 16 workers, a look every second. Leases last as the runners say.
     pub fn new(owner: Owner) -> Self {
         Self {
             owner,
             workers: 16,
-            lease_ttl: Duration::from_secs(30),
             poll_interval: Duration::from_secs(1),
         }
     }
@@ -57,6 +56,16 @@ impl Registry {
         all
     }
 
+    /// Long enough for every driver: each renews in its own time and for its own time.
+    fn lease_ttl(&self) -> Duration {
+        self.drivers
+            .read()
+            .iter()
+            .map(|d| d.lease_ttl())
+            .max()
+            .unwrap_or(Duration::from_secs(30))
+    }
+
     fn find(&self, acquired: &Acquired) -> Option<Arc<dyn Drive>> {
         self.drivers
             .read()
@@ -66,7 +75,8 @@ impl Registry {
     }
 }
 
-/// A working host. Dropping it lets its workers run on; `stop` ends them in order.
+/// A working host. Dropping it ends its claims and lets the runs at work go on; `stop` gives them back in order.
+#[must_use = "dropping a host ends its claims"]
 pub struct Host {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
@@ -90,7 +100,7 @@ struct Resting {
 const REST_FIRST: Duration = Duration::from_millis(500);
 const REST_LONGEST: Duration = Duration::from_secs(60);
 /// Resting runs that a claim passes over by name; more than these are met and given back.
-const REST_NAMED: usize = 1000;
+const REST_NAMED: usize = 10_000;
 
 impl Host {
     /// Starts the workers on the current runtime.
@@ -119,10 +129,12 @@ impl Host {
     pub async fn stop(self, patience: Duration) -> bool {
         self.stop.send_replace(true);
         let workers = self.shared.options.workers.max(1);
-        let idle = self.shared.free.acquire_many(workers);
-        let done = tokio::time::timeout(patience, idle).await.is_ok();
-        self.task.abort();
-        done
+        let idle = async {
+            // A claim under way is finished first: what it brings is given back by the workers.
+            let _ = self.task.await;
+            let _ = self.shared.free.acquire_many(workers).await;
+        };
+        tokio::time::timeout(patience, idle).await.is_ok()
     }
 }
 
@@ -147,6 +159,7 @@ async fn look(shared: Arc<Shared>, stopped: watch::Receiver<bool>) {
         loop {
             tokio::select! {
                 _ = tick.tick() => break,
+                // An error: the host was dropped.
                 _ = stop.wait_for(|stop| *stop) => return,
                 hint = hints.recv(), if listening => match hint {
                     Ok(Hint::Claimable(_)) | Err(broadcast::error::RecvError::Lagged(_)) => break,
@@ -170,7 +183,7 @@ impl Shared {
         let claim = Claim {
             lease: LeaseRequest {
                 owner: self.options.owner.clone(),
-                ttl: self.options.lease_ttl,
+                ttl: self.registry.lease_ttl(),
             },
             definitions,
             except: self.resting(asked),
@@ -187,6 +200,10 @@ impl Shared {
             tracing::error!(run = %run, why, "a run is corrupt and was set aside");
         }
         let full = claimed.runs.len() as u64 >= u64::from(places);
+        let fits = claimed
+            .runs
+            .iter()
+            .any(|acquired| self.registry.find(acquired).is_some());
         for acquired in claimed.runs {
             let Ok(place) = Arc::clone(&self.free).acquire_owned().await else {
                 return false;
@@ -197,7 +214,8 @@ impl Shared {
                 this.work(acquired, asked, stopped).await;
             });
         }
-        full
+        // Runs that nobody here can work on are no reason to hurry.
+        full && fits
     }
 
     async fn work(&self, acquired: Acquired, asked: Instant, stopped: watch::Receiver<bool>) {
@@ -207,7 +225,14 @@ impl Shared {
             self.rest(run, "no version of its definition fits");
             return;
         };
-        match driver.drive(acquired, asked, stopped).await {
+        let driven = AssertUnwindSafe(driver.drive(acquired, asked, stopped))
+            .catch_unwind()
+            .await;
+        let Ok(driven) = driven else {
+            self.rest(run, "its worker panicked");
+            return;
+        };
+        match driven {
             Ok(_) => {
                 self.resting.lock().remove(&run);
             }

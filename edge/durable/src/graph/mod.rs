@@ -176,19 +176,21 @@ impl<S: 'static, E> Graph<S, E> {
     }
 
     pub(crate) fn encode(&self, state: &S) -> Result<Payload, String> {
-        let bytes = self.codec.encode(state)?;
-        let bytes = match &self.hook {
-            Some(hook) => hook.before_save(bytes)?,
-            None => bytes,
-        };
-        Ok(Payload::new(bytes))
+        codec(|| {
+            let bytes = self.codec.encode(state)?;
+            let bytes = match &self.hook {
+                Some(hook) => hook.before_save(bytes)?,
+                None => bytes,
+            };
+            Ok(Payload::new(bytes))
+        })
     }
 
     pub(crate) fn decode(&self, payload: &Payload) -> Result<S, String> {
-        match &self.hook {
+        codec(|| match &self.hook {
             Some(hook) => self.codec.decode(&hook.after_load(payload.bytes().clone())?),
             None => self.codec.decode(payload.bytes()),
-        }
+        })
     }
 
     /// Where a completed node leads: `None` is the end of the run.
@@ -217,6 +219,15 @@ impl<S: 'static, E> Graph<S, E> {
             }
         }
     }
+}
+
+/// What code of the host says, or `None` when it panics (D257).
+pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).ok()
+}
+
+fn codec<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    caught(call).unwrap_or_else(|| Err("the codec panicked".to_owned()))
 }
 
 impl<S, E> std::fmt::Debug for Graph<S, E> {

@@ -79,10 +79,14 @@ impl Outcome {
         self.status == Status::Failed && self.error.as_ref().is_some_and(|e| e.failure.kind.resumable())
     }
 
+    /// # Errors
+    /// When the output or an effect is no JSON.
     pub fn encode(&self) -> Result<Bytes, serde_json::Error> {
         serde_json::to_vec(self).map(Bytes::from)
     }
 
+    /// # Errors
+    /// When the bytes are no encoded outcome.
     pub fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }

@@ -290,7 +290,9 @@ impl Activity {
                             probe(*record).await
                         }
                         None => None,
-                    };
+                    }
+                    // What is too large to be stored is no evidence that can be used.
+                    .filter(|found| found.len() as u64 <= entry.max_payload);
                     if let Some(output) =
                         self.ctx
                             .ledger

@@ -27,6 +27,8 @@ pub(crate) enum Halt {
     /// The inbox changed; nothing was written.
     Signal,
     Store(StoreError),
+    /// This graph's codec does not read the stored state.
+    Undecodable(String),
 }
 
 /// A commit without its guard.

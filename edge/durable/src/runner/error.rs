@@ -27,8 +27,6 @@ pub enum RunError {
     Busy,
     #[error("the run waits for {}", .0.kind().map_or("nothing", crate::record::WaitingKind::as_str))]
     Waiting(Box<Waiting>),
-    #[error("the run does not wait")]
-    NotWaiting,
     /// The stored outcome, as it was committed (D236).
     #[error("the run is over: {status}")]
     Terminal { status: Status, outcome: Bytes },
@@ -88,7 +86,6 @@ impl RunError {
             Self::StaleToken { .. } => "stale_token",
             Self::Busy | Self::Stopped => "run_busy",
             Self::Waiting(_) => "run_waiting",
-            Self::NotWaiting => "run_not_waiting",
             Self::Terminal { .. } => "run_terminal",
             Self::Ambiguous(_) => "effect_ambiguous",
             Self::DefinitionChanged(_) | Self::SchemaUnsupported(_) => "definition_changed",
@@ -125,7 +122,6 @@ impl RunError {
             | Self::Deleted
             | Self::StaleToken { .. }
             | Self::Waiting(_)
-            | Self::NotWaiting
             | Self::Terminal { .. }
             | Self::Ambiguous(_)
             | Self::DefinitionChanged(_)

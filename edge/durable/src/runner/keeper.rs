@@ -57,13 +57,13 @@ impl Keeper {
         self.ttl
     }
 
-    /// Takes care of a lease that was asked for at `asked` and answered when the store's clock said `now`.
+    /// Takes care of a lease of at least this keeper's time, asked for at `asked` and answered when the store's clock said `now`.
+    /// How long it lasts is counted here: a lease's end and `now` may be of two clocks.
     pub(crate) fn hold(self: &Arc<Self>, lease: Lease, asked: Instant, now: Timestamp, signal: u64) -> Held {
         let key = (lease.run.clone(), lease.incarnation);
-        let lasts = lease.expires_at.since(now);
         let state = Arc::new(HeldState {
             lease,
-            valid_until: Mutex::new(asked + lasts),
+            valid_until: Mutex::new(asked + self.ttl),
             lost: AtomicBool::new(false),
             signal: AtomicU64::new(signal),
             poked: AtomicBool::new(false),

@@ -211,6 +211,15 @@ impl<S, E> Inner<S, E> {
         }
     }
 
+    /// The typed state of stored bytes. Their seal holds: a codec that cannot read them is of another definition (D116).
+    pub(crate) fn decode(&self, state: &Payload) -> Result<S, RunError>
+    where
+        S: 'static,
+    {
+        let undecodable = |why| RunError::DefinitionChanged(format!("the state cannot be decoded: {why}"));
+        self.graph.decode(state).map_err(undecodable)
+    }
+
     pub(crate) fn check_state(&self, state: &Payload) -> Result<(), RunError> {
         let bytes = state.bytes().len() as u64;
         if bytes > self.limits.max_state {
@@ -415,10 +424,13 @@ where
     async fn create(&self, create: Create) -> Result<(Accepted, Option<Acquired>), RunError> {
         let (head, state) = (create.head.clone(), create.state.clone());
         let mut tries = 0;
+        // Whether an answer was lost: then what exists may be this very creation.
+        let mut unsure = false;
         loop {
             let created = match self.inner.store.create(create.clone()).await {
                 // Whether it landed is told by the commit's own id.
                 Err(error @ crate::store::StoreError::Unconfirmed { .. }) => {
+                    unsure = true;
                     match self.inner.store.load(&head.id).await {
                         Ok(loaded) if loaded.head.commit_id == head.commit_id => Created::New {
                             lease: loaded.lease,
@@ -459,13 +471,39 @@ where
                     };
                     Ok((accepted, acquired))
                 }
-                Created::Replayed { run } => Ok((Accepted { run, replayed: true }, None)),
-                Created::KeyConflict { .. } | Created::Exists => Err(RunError::Conflict),
+                Created::Replayed { run } if !unsure || run != head.id => {
+                    Ok((Accepted { run, replayed: true }, None))
+                }
+                Created::Exists | Created::Replayed { .. } => self.existing(&head, unsure).await,
+                Created::KeyConflict { .. } => Err(RunError::Conflict),
             };
         }
     }
 
-    /// Accepts a run and runs it here, to its first park or end.
+    /// The run that has this id already: this very creation when its answer was lost; the same run asked for again when
+    /// definition and first state are the same (D59); else another one.
+    async fn existing(&self, head: &RunHead, unsure: bool) -> Result<(Accepted, Option<Acquired>), RunError> {
+        let loaded = self.inner.store.load(&head.id).await?;
+        let run = head.id.clone();
+        if unsure && loaded.head.commit_id == head.commit_id {
+            let acquired = loaded.lease.clone().map(|lease| Acquired { lease, loaded });
+            return Ok((Accepted { run, replayed: false }, acquired));
+        }
+        let second = Revision::FIRST.next().ok();
+        let first = self.inner.store.history(&head.id, second, 1).await?;
+        let same = loaded.head.definition == head.definition
+            && first
+                .first()
+                .is_some_and(|first| first.state_digest == head.state_digest);
+        if same {
+            Ok((Accepted { run, replayed: true }, None))
+        } else {
+            Err(RunError::Conflict)
+        }
+    }
+
+    /// Accepts a run and runs it here, to its first park or end. A run that exists with this id, definition and first state is
+    /// not started again: the answer is where it stands.
     ///
     /// # Errors
     /// As `accept`, and what keeps the segment from being recorded. A run that fails is a result, not an error.
@@ -635,7 +673,7 @@ where
             status: head.status,
             life: head.life,
             cursor: head.cursor,
-            state: self.inner.graph.decode(state).map_err(RunError::Corrupt)?,
+            state: self.inner.decode(state)?,
             outcome,
             effects,
             waiting: head.waiting,
@@ -673,6 +711,8 @@ fn event(seq: u64, name: EventName, time: Timestamp, data: &[u8]) -> EventRecord
 pub trait Drive: Send + Sync + 'static {
     /// `(kind, name)`.
     fn definition(&self) -> (String, String);
+    /// How long its leases last.
+    fn lease_ttl(&self) -> Duration;
     /// Whether it is of exactly this version.
     fn fits(&self, head: &RunHead) -> bool;
     /// To the next park or end; where it stands then.
@@ -692,6 +732,10 @@ where
     fn definition(&self) -> (String, String) {
         let definition = &self.inner.graph.definition;
         (definition.kind.clone(), definition.name.clone())
+    }
+
+    fn lease_ttl(&self) -> Duration {
+        self.inner.keeper.ttl()
     }
 
     fn fits(&self, head: &RunHead) -> bool {

@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
+use crate::graph::caught;
 use crate::ids::{ActivityId, DecisionId, Owner, RunId, WaitId, digest_of, hex};
 use crate::machine::activity::{self, Action, Resolution};
 use crate::machine::wait::{self, Cancellation, Delivered, Delivery, DeliveryRefused, Verdict};
@@ -160,6 +162,15 @@ impl Operator {
         let _ = tokio::time::timeout(PATIENCE, self.store.release(held.lease().clone())).await;
     }
 
+    fn within_limit(&self, what: &'static str, bytes: usize) -> Result<(), RunError> {
+        let (bytes, limit) = (bytes as u64, self.limits.max_payload);
+        if bytes > limit {
+            Err(RunError::PayloadTooLarge { what, bytes, limit })
+        } else {
+            Ok(())
+        }
+    }
+
     /// The journal of a held run, verified, as a ledger.
     async fn ledger(&self, loaded: &Loaded, incarnation: u64) -> Result<Ledger, RunError> {
         match self.open_ledger(loaded, incarnation).await {
@@ -238,7 +249,8 @@ impl Operator {
                 let outcome = if status.is_terminal() {
                     CancelOutcome::Done(status)
                 } else {
-                    CancelOutcome::Requested
+                    // The first answer may have been lost before anybody acted on it.
+                    self.act_on_cancel(run).await
                 };
                 return Ok(Cancelled {
                     outcome,
@@ -271,8 +283,7 @@ impl Operator {
                     body: Bytes::from(body.to_string()),
                     created_at: loaded.now,
                 }],
-                // An unknown effect is not resolved by asking.
-                wake: loaded.head.status != Status::Ambiguous,
+                wake: true,
             };
             match self.store.post(post).await {
                 Ok(_) => break,
@@ -281,15 +292,18 @@ impl Operator {
                 Err(error) => return Err(error.into()),
             }
         }
-        let outcome = match self.finish_cancelled(run).await {
-            Ok(status) => CancelOutcome::Done(status),
-            // Stored is what was promised; the holder, or the next one, does the rest.
-            Err(_) => CancelOutcome::Requested,
-        };
         Ok(Cancelled {
-            outcome,
+            outcome: self.act_on_cancel(run).await,
             replayed: false,
         })
+    }
+
+    /// Stored is what was promised: when the run cannot be ended here, its holder or the next one does it.
+    async fn act_on_cancel(&self, run: &RunId) -> CancelOutcome {
+        match self.finish_cancelled(run).await {
+            Ok(status) => CancelOutcome::Done(status),
+            Err(_) => CancelOutcome::Requested,
+        }
     }
 
     /// Ends a run that is to be cancelled and that nobody works on.
@@ -349,6 +363,9 @@ impl Operator {
         by: Option<&str>,
         resume: bool,
     ) -> Result<Resolved, RunError> {
+        if let Action::Complete { output } = &resolution.action {
+            self.within_limit("output", output.bytes().len())?;
+        }
         let content = resolution_content(resolution);
         let replay = |earlier: &DecisionRecord, loaded: &Loaded| {
             if earlier.content != content {
@@ -549,6 +566,7 @@ impl Operator {
         let Some(found) = probe(record).await else {
             return Ok(Reconciled::Absent);
         };
+        self.within_limit("output", found.len())?;
         let (acquired, held) = self.acquire(run).await?;
         let done = async {
             let loaded = &acquired.loaded;
@@ -747,14 +765,7 @@ impl Operator {
         W: Fn(Loaded, Delivery, WaitRecord, DecisionRecord, Verdict) -> Fut,
         Fut: Future<Output = Result<(), RunError>>,
     {
-        let bytes = delivery.payload.bytes().len() as u64;
-        if bytes > self.limits.max_payload {
-            return Err(RunError::PayloadTooLarge {
-                what: "payload",
-                bytes,
-                limit: self.limits.max_payload,
-            });
-        }
+        self.within_limit("payload", delivery.payload.bytes().len())?;
         let started = Instant::now();
         loop {
             let loaded = self.store.load(run).await?;
@@ -887,12 +898,20 @@ where
         let operator = self.operator();
         let operator = &operator;
         let inner = &self.inner;
+        // Whether the matcher had no answer.
+        let broken = &AtomicBool::new(false);
         operator
             .deliver_with(
                 run,
                 id,
                 delivery,
                 |loaded, delivery, record, decision, verdict| async move {
+                    if broken.load(Ordering::Relaxed) {
+                        return Err(RunError::InvalidRequest {
+                            field: "payload",
+                            why: "the matcher panicked".to_owned(),
+                        });
+                    }
                     let wins = verdict == Verdict::Accepted;
                     let Continuation::Nodes { on_event, .. } = record.continuation.clone() else {
                         return operator
@@ -927,8 +946,10 @@ where
                         field: "payload",
                         why,
                     };
-                    let typed = inner.graph.decode(&loaded.state).map_err(RunError::Corrupt)?;
-                    let typed = (route.transition)(typed, &delivery.payload).map_err(invalid)?;
+                    let typed = inner.decode(&loaded.state)?;
+                    let typed = caught(|| (route.transition)(typed, &delivery.payload))
+                        .unwrap_or_else(|| Err("the transition panicked".to_owned()))
+                        .map_err(invalid)?;
                     let state = inner.graph.encode(&typed).map_err(invalid)?;
                     inner.check_state(&state)?;
                     let mut draft = Draft::new(&loaded.head, &loaded.state, loaded.now);
@@ -961,9 +982,12 @@ where
                         .filter(|route| {
                             route.labels == record.labels && inner.mismatch(&loaded.head).is_none()
                         });
-                    let typed = inner.graph.decode(&loaded.state);
-                    match (route, typed) {
-                        (Some(route), Ok(typed)) => (route.matcher)(&typed, &delivery.payload),
+                    match (route, inner.decode(&loaded.state)) {
+                        (Some(route), Ok(typed)) => {
+                            let matched = caught(|| (route.matcher)(&typed, &delivery.payload));
+                            broken.store(matched.is_none(), Ordering::Relaxed);
+                            matched.unwrap_or(false)
+                        }
                         // The write finds out and says which.
                         (None, _) | (_, Err(_)) => true,
                     }

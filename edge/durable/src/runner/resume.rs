@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::graph::caught;
 use crate::ids::NodeName;
 use crate::record::{EventName, Exhausted, Outcome, Status, Waiting, WaitingKind};
 use crate::runner::draft::Halt;
 use crate::runner::ending::outcome_of;
 use crate::runner::segment::Segment;
-use crate::runner::step::{caught, enter};
+use crate::runner::step::enter;
 use crate::runner::{RunError, Runner};
 use crate::store::{Loaded, StoreError};
 use crate::token::ResumeToken;
@@ -200,6 +201,10 @@ where
             self.inner.release(&held).await;
             return Ok(false);
         }
+        if self.head.status == Status::Ambiguous && self.ledger.holding().unknown {
+            // Neither a request to cancel nor a deadline resolves an effect.
+            return self.nothing_to_do().await;
+        }
         if (self.cancel.is_some() || over) && self.head.status != Status::Failed {
             // The first turn ends it. A failure has had its end: that of the next life needs the next life.
             return Ok(true);
@@ -222,11 +227,7 @@ where
                 draft.head.attempt += 1;
                 draft.head.outcome = None;
             }
-            Status::Ambiguous => {
-                if self.ledger.holding().unknown {
-                    return self.nothing_to_do().await;
-                }
-            }
+            Status::Ambiguous => {}
             Status::Waiting => {
                 moved = self.ledger.time_out_route(now);
                 self.ledger.time_out_gates(now);
@@ -298,9 +299,7 @@ where
                 self.restart();
                 Ok(true)
             }
-            Err(Halt::LeaseLost) => Err(RunError::LeaseLost),
-            Err(Halt::Signal) => Err(RunError::Busy),
-            Err(Halt::Store(error)) => Err(RunError::from(error)),
+            Err(halt) => Err(RunError::from(halt)),
         }
     }
 
@@ -353,7 +352,7 @@ where
         let overlaid = resume.overlay.is_some();
         // Nobody looks at the state for metadata alone (D118).
         let mut typed = match overlaid || resume.target.is_some() {
-            true => Some(graph.decode(&self.state).map_err(RunError::Corrupt)?),
+            true => Some(self.inner.decode(&self.state)?),
             false => None,
         };
         if let Some(overlay) = resume.overlay {
@@ -431,9 +430,7 @@ where
         draft.take(self.ledger.take_dirty(), self.ledger.open());
         match self.write(draft).await {
             Ok(()) => Ok(false),
-            Err(Halt::LeaseLost) => Err(RunError::LeaseLost),
-            Err(Halt::Signal) => Err(RunError::Busy),
-            Err(Halt::Store(error)) => Err(RunError::from(error)),
+            Err(halt) => Err(RunError::from(halt)),
         }
     }
 }
@@ -469,6 +466,7 @@ impl From<Halt> for RunError {
             Halt::Signal => Self::Busy,
             Halt::Store(error @ StoreError::Unconfirmed { .. }) => Self::JournalUnavailable(error),
             Halt::Store(error) => Self::from(error),
+            Halt::Undecodable(why) => Self::DefinitionChanged(format!("the state cannot be decoded: {why}")),
         }
     }
 }

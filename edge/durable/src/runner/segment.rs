@@ -37,6 +37,8 @@ pub(crate) struct Segment<S, E> {
     /// The inbox as last read.
     pub(crate) signal: u64,
     pub(crate) cancel: Option<CancelRequest>,
+    /// The revision at which old checkpoints were last dropped.
+    pruned_at: u64,
     /// Activations of this segment.
     pub(crate) steps: u64,
     pub(crate) entered_at: Timestamp,
@@ -134,6 +136,7 @@ where
         Ok(Self {
             inner,
             held,
+            pruned_at: loaded.head.revision.get(),
             head: loaded.head,
             state: loaded.state,
             ledger: Arc::new(ledger),
@@ -301,12 +304,30 @@ where
             Halt::Store(error @ StoreError::Unavailable { .. }) if self.head.open_activities > 0 => {
                 RunError::JournalUnavailable(error)
             }
-            Halt::Store(error) => RunError::from(error),
+            Halt::Store(_) | Halt::Undecodable(_) => RunError::from(halt),
         }
+    }
+
+    /// Retention while the segment runs: its error is the segment's (D226).
+    async fn prune(&mut self) -> Result<(), Halt> {
+        let Some(keep) = self.inner.graph.keep_checkpoints else {
+            return Ok(());
+        };
+        if self.head.revision.get() < self.pruned_at + 2 * u64::from(keep) {
+            return Ok(());
+        }
+        self.inner
+            .store
+            .prune(&self.head.id, keep)
+            .await
+            .map_err(Halt::Store)?;
+        self.pruned_at = self.head.revision.get();
+        Ok(())
     }
 
     async fn turn(&mut self) -> Result<Turn, Halt> {
         self.hear().await?;
+        self.prune().await?;
         if self.cancel.is_some() {
             return self.interrupt(Why::Cancel).await;
         }
@@ -342,9 +363,7 @@ where
             };
             return self.exhaust(exhausted, None).await;
         }
-        let typed = inner
-            .decode(&self.state)
-            .map_err(|why| Halt::Store(StoreError::corrupt(format!("the state cannot be decoded: {why}"))))?;
+        let typed = inner.graph.decode(&self.state).map_err(Halt::Undecodable)?;
         match self.drive(entry, typed).await? {
             Ending::Parked => self.hold().await,
             Ending::Interrupted(why) => self.interrupt(why).await,

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 use crate::failure::{Failure, FailureKind};
-use crate::graph::{Await, Base, Deadline, Directive, NodeEntry, NodeError};
+use crate::graph::{Await, Base, Deadline, Directive, NodeEntry, NodeError, caught};
 use crate::ids::NodeName;
 use crate::machine::retry::{self, Next};
 use crate::machine::wait;
@@ -460,11 +460,6 @@ fn calm<T>(call: impl FnOnce() -> Result<T, NodeError>) -> Result<T, NodeError> 
         let failure = Failure::new(FailureKind::Internal, "code of the graph panicked").code("panic");
         Err(NodeError::Failed(failure))
     })
-}
-
-/// What code of the host says, or `None` when it panics.
-pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).ok()
 }
 
 /// The next activation.

@@ -41,7 +41,8 @@ where
     S: Send + Sync + 'static,
     E: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
-    /// `start`, as a stream from the first event.
+    /// `start`, as a stream from the first event. When an idempotency key stands for another run that exists already, there are
+    /// no events and `wait_result` names that run.
     ///
     /// # Errors
     /// An id that is no id; everything else is told by `wait_result`.
@@ -108,10 +109,13 @@ impl<S, E> RunStream<S, E> {
             // Looked at before reading: what it commits after this is read in the next round. What it has not published is not
             // its own: the run may belong to somebody else, and the segment be refused.
             let over = self.settle().await;
-            if *self.published.borrow_and_update() > self.seen {
+            let published = *self.published.borrow_and_update();
+            if published > self.seen {
                 match self.store.events(&self.run, self.seen, PAGE).await {
                     Ok(page) if !page.is_empty() => {
-                        self.ready.extend(page);
+                        // What a later segment wrote is told by its own stream.
+                        self.ready
+                            .extend(page.into_iter().filter(|event| event.seq <= published));
                         continue;
                     }
                     // Deleted since: the result is all there is.

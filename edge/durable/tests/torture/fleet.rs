@@ -67,7 +67,6 @@ pub fn host(store: &Arc<dyn Store>, world: &Arc<World>, workers: u32) -> Host {
     registry.add(runner(store, world, "worker"));
     let mut options = HostOptions::new(Owner::new("worker").unwrap());
     options.workers = workers;
-    options.lease_ttl = TTL;
     options.poll_interval = Duration::from_millis(200);
     Host::start(Arc::clone(store), registry, options)
 }
