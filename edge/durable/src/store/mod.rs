@@ -156,10 +156,10 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Whether it settles a wait. Then it grows the inbox's number by one, as a post does: of a timer and a delivery that read the
-    /// same armed wait, one is written.
+    /// Whether it settles a wait or ends the run. Then it grows the inbox's number by one, as a post does: of a timer and a
+    /// delivery that read the same armed wait, one is written, and nobody cancels a run that has just ended.
     pub(crate) fn settles(&self) -> bool {
-        self.waits.iter().any(|wait| wait.status != WaitStatus::Armed)
+        self.head.status.is_terminal() || self.waits.iter().any(|wait| wait.status != WaitStatus::Armed)
     }
 }
 
@@ -168,7 +168,7 @@ impl Commit {
 pub struct Committed {
     pub revision: Revision,
     /// The inbox's present number: another than the last one seen means there is something to read. A commit that settles a
-    /// wait has grown it by one.
+    /// wait or ends the run has grown it by one.
     pub signal: u64,
     pub now: Timestamp,
 }
