@@ -65,7 +65,7 @@ async fn stalled_at(k: u64, when: When, others: Others, mode: Mode) -> (bool, Me
     for worker in 0.. {
         assert!(worker < 20, "{what}: the run does not end");
         let driver = Driver::new(&graph, &store, &world, &run, mode, TTL);
-        match driver.drive().await {
+        match sleepy.freezing(driver.drive()).await {
             Ok(()) => break,
             Err(error) => assert!(is_passing(&error), "{what}: {error:?}"),
         }

@@ -61,7 +61,6 @@ async fn schedule(seed: u64) -> Came {
         Box::pin(actors::sender(Arc::clone(&scene), random.fork())),
         Box::pin(actors::canceller(Arc::clone(&scene), random.fork())),
         Box::pin(actors::operator(Arc::clone(&scene), random.fork())),
-        Box::pin(actors::thief(Arc::clone(&scene), random.fork())),
     ];
     for n in 0..3 {
         acting.push(Box::pin(actors::worker(

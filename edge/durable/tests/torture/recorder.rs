@@ -1,8 +1,9 @@
 //! A store that tells the ledger which revision was written under which incarnation, and that can stall its worker once, at the
-//! k-th operation: everything of that worker stands still while others go on.
+//! k-th operation: everything of that worker stands still while others go on. Or everything takes its time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -43,10 +44,14 @@ enum State {
     Woken,
 }
 
+/// How long an operation takes on its way.
+type Lag = Box<dyn Fn() -> Duration + Send + Sync>;
+
 /// Everything passes; commits that were written are noted.
 pub struct Recorder {
     inner: Arc<dyn Store>,
-    ledger: Arc<dyn Ledger>,
+    ledger: Option<Arc<dyn Ledger>>,
+    lag: Option<Lag>,
     operations: AtomicU64,
     stall: Option<Stall>,
 }
@@ -55,7 +60,19 @@ impl Recorder {
     pub fn new(inner: Arc<dyn Store>, ledger: Arc<dyn Ledger>) -> Self {
         Self {
             inner,
-            ledger,
+            ledger: Some(ledger),
+            lag: None,
+            operations: AtomicU64::new(0),
+            stall: None,
+        }
+    }
+
+    /// The way of one worker to the store: every operation takes so long to it, and its answer so long back. Nothing is noted.
+    pub fn lagging(inner: Arc<dyn Store>, lag: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self {
+            inner,
+            ledger: None,
+            lag: Some(Box::new(lag)),
             operations: AtomicU64::new(0),
             stall: None,
         }
@@ -79,10 +96,46 @@ impl Recorder {
         state == Some(State::Woken)
     }
 
+    /// The worker itself: nothing of it goes on while it is stalled, and then everything at once.
+    pub async fn freezing<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            let frozen = || {
+                let state = self.stall.as_ref().map(|stall| *stall.state.borrow());
+                state == Some(State::Stalled)
+            };
+            let done = std::future::poll_fn(|cx| {
+                if !frozen()
+                    && let Poll::Ready(done) = work.as_mut().poll(cx)
+                {
+                    return Poll::Ready(Some(done));
+                }
+                if frozen() {
+                    Poll::Ready(None)
+                } else {
+                    Poll::Pending
+                }
+            });
+            match (done.await, &self.stall) {
+                (Some(done), _) => return done,
+                (None, Some(stall)) => stall.awake().await,
+                (None, None) => {}
+            }
+        }
+    }
+
     fn pass<'a, T: Send + 'a>(
         &'a self,
         call: impl FnOnce(&'a dyn Store) -> Answer<'a, T> + Send + 'a,
     ) -> Answer<'a, T> {
+        if let Some(lag) = &self.lag {
+            return Box::pin(async move {
+                tokio::time::sleep(lag()).await;
+                let answer = call(&*self.inner).await;
+                tokio::time::sleep(lag()).await;
+                answer
+            });
+        }
         let Some(stall) = &self.stall else {
             return call(&*self.inner);
         };
@@ -142,7 +195,9 @@ impl Store for Recorder {
                     revision,
                     incarnation,
                 };
-                self.ledger.add(&run, &line);
+                if let Some(ledger) = &self.ledger {
+                    ledger.add(&run, &line);
+                }
                 Ok(committed)
             })
         })

@@ -40,7 +40,7 @@ fn passing<T>(what: &str, answer: Result<T, RunError>) -> Option<T> {
 
 /// Accepts the run, until that is confirmed.
 pub async fn accept(scene: &Scene) {
-    let runner = scene.runner("front");
+    let runner = scene.runner("front", &scene.store);
     loop {
         match runner
             .accept(Start::new(State::default()).run(scene.run.clone()))
@@ -56,7 +56,8 @@ pub async fn accept(scene: &Scene) {
 /// Claims and works; sometimes it is lost in the middle, sometimes told to stop.
 pub async fn worker(scene: Arc<Scene>, mut random: Random, name: String) {
     let from = Instant::now();
-    let mut runner = scene.runner(&name);
+    let mut store = scene.way(&mut random);
+    let mut runner = scene.runner(&name, &store);
     while pause(&mut random, from, 700).await {
         let definition = runner.graph().definition();
         let asked = Instant::now();
@@ -69,7 +70,7 @@ pub async fn worker(scene: Arc<Scene>, mut random: Random, name: String) {
             except: Vec::new(),
             limit: 1,
         };
-        let Some(claimed) = passing("claim", scene.store.claim(claim).await.map_err(RunError::from)) else {
+        let Some(claimed) = passing("claim", store.claim(claim).await.map_err(RunError::from)) else {
             continue;
         };
         assert_eq!(claimed.quarantined, []);
@@ -92,7 +93,8 @@ pub async fn worker(scene: Arc<Scene>, mut random: Random, name: String) {
             }
         }
         if random.chance(1, 4) {
-            runner = scene.runner(&name);
+            store = scene.way(&mut random);
+            runner = scene.runner(&name, &store);
         }
     }
 }
@@ -100,10 +102,11 @@ pub async fn worker(scene: Arc<Scene>, mut random: Random, name: String) {
 /// Resumes by token, the newest or one it kept.
 pub async fn resumer(scene: Arc<Scene>, mut random: Random) {
     let from = Instant::now();
-    let runner = scene.runner("resumer");
+    let store = scene.way(&mut random);
+    let runner = scene.runner("resumer", &store);
     let mut kept: Option<ResumeToken> = None;
     while pause(&mut random, from, 1500).await {
-        let Some(loaded) = passing("load", scene.store.load(&scene.run).await.map_err(RunError::from)) else {
+        let Some(loaded) = passing("load", store.load(&scene.run).await.map_err(RunError::from)) else {
             continue;
         };
         let newest = ResumeToken {
@@ -131,9 +134,10 @@ pub async fn resumer(scene: Arc<Scene>, mut random: Random) {
 /// Sends answers and events, some twice, some unwanted, some under an id that was used for something else.
 pub async fn sender(scene: Arc<Scene>, mut random: Random) {
     let from = Instant::now();
-    let runner = scene.runner("sender");
+    let store = scene.way(&mut random);
+    let runner = scene.runner("sender", &store);
     while pause(&mut random, from, 1200).await {
-        let Ok(waits) = scene.store.waits(&scene.run).await else {
+        let Ok(waits) = store.waits(&scene.run).await else {
             continue;
         };
         let Some(wait) = waits.get(random.below(waits.len().max(1) as u64) as usize) else {
@@ -174,7 +178,8 @@ pub async fn canceller(scene: Arc<Scene>, mut random: Random) {
     if !random.chance(1, 2) {
         return;
     }
-    let operator = scene.runner("canceller").operator();
+    let store = scene.way(&mut random);
+    let operator = scene.runner("canceller", &store).operator();
     let id = DecisionId::new("cancel").unwrap();
     for _ in 0..=random.below(2) {
         tokio::time::sleep(Duration::from_millis(random.below(5000))).await;
@@ -190,9 +195,10 @@ pub async fn canceller(scene: Arc<Scene>, mut random: Random) {
 pub async fn operator(scene: Arc<Scene>, mut random: Random) {
     let from = Instant::now();
     let mode = [Mode::Claims, Mode::Resumes][random.below(2) as usize];
-    let driver = Driver::new(&scene.graph, &scene.store, &scene.world, &scene.run, mode, TTL);
+    let store = scene.way(&mut random);
+    let driver = Driver::new(&scene.graph, &store, &scene.world, &scene.run, mode, TTL);
     while pause(&mut random, from, 2000).await {
-        if let Ok(loaded) = scene.store.load(&scene.run).await
+        if let Ok(loaded) = store.load(&scene.run).await
             && loaded.head.status == Status::Ambiguous
             && loaded.lease.is_none()
         {
@@ -202,13 +208,5 @@ pub async fn operator(scene: Arc<Scene>, mut random: Random) {
                 answer => drop(passing("resolve", answer)),
             }
         }
-    }
-}
-
-/// Lets time pass for the store alone: leases run out under workers that still believe in them.
-pub async fn thief(scene: Arc<Scene>, mut random: Random) {
-    let from = Instant::now();
-    while pause(&mut random, from, 4000).await {
-        scene.clock.jump(Duration::from_millis(random.below(3000)));
     }
 }

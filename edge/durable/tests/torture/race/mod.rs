@@ -1,4 +1,4 @@
-//! One run and everybody around it at once: workers that get lost or stalled, people who resume with old and new tokens, events
+//! One run and everybody around it at once: workers that get lost or are cut off, people who resume with old and new tokens, events
 //! that come twice, a cancellation, timers. A seed decides who does what when; time is tokio's and paused.
 
 pub mod actors;
@@ -16,6 +16,7 @@ use iop_durable::store::Store;
 use iop_durable::store::memory::MemoryStore;
 use iop_durable::testing::FaultStore;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::clock::PausedClock;
 use super::graph::State;
@@ -47,7 +48,6 @@ pub enum Told {
 pub struct Scene {
     pub run: RunId,
     pub graph: Arc<Graph<State, String>>,
-    pub clock: Arc<PausedClock>,
     /// The store itself.
     pub memory: Arc<dyn Store>,
     /// What the actors reach: it may fail.
@@ -61,9 +61,8 @@ pub struct Scene {
 impl Scene {
     /// An empty store, a world whose services take up to 300 ms twice.
     pub fn new(random: &mut Random) -> Arc<Self> {
-        let clock = Arc::new(PausedClock::new());
         let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::default());
-        let memory: Arc<dyn Store> = Arc::new(MemoryStore::new(clock.clone()));
+        let memory: Arc<dyn Store> = Arc::new(MemoryStore::new(Arc::new(PausedClock::new())));
         let recorded: Arc<dyn Store> = Arc::new(Recorder::new(Arc::clone(&memory), Arc::clone(&ledger)));
         let faults = Arc::new(FaultStore::new(recorded));
         let paces = Mutex::new(random.fork());
@@ -75,7 +74,6 @@ impl Scene {
         Arc::new(Self {
             run: RunId::new("run").unwrap(),
             graph: Arc::new(graph::race()),
-            clock,
             memory,
             store: faults.clone(),
             faults,
@@ -85,13 +83,28 @@ impl Scene {
         })
     }
 
+    /// One actor's way to the store: mostly quick, now and then cut for longer than a lease lasts.
+    pub fn way(&self, random: &mut Random) -> Arc<dyn Store> {
+        let state = Mutex::new((random.fork(), Instant::now()));
+        Arc::new(Recorder::lagging(Arc::clone(&self.store), move || {
+            let mut state = state.lock();
+            let (random, cut_until) = &mut *state;
+            let now = Instant::now();
+            if random.chance(1, 120) {
+                *cut_until = now + Duration::from_millis(random.below(3500));
+            }
+            let longest = if random.chance(1, 8) { 300 } else { 10 };
+            cut_until.saturating_duration_since(now) + Duration::from_millis(random.below(longest))
+        }))
+    }
+
     /// A worker of its own process: nobody shares its leases.
-    pub fn runner(&self, name: &str) -> Runner<State, String> {
+    pub fn runner(&self, name: &str, store: &Arc<dyn Store>) -> Runner<State, String> {
         let mut options = Options::new(Owner::new(name).unwrap());
         options.lease_ttl = TTL;
         options.cancel_grace = Duration::from_millis(200);
         options.bindings = Bindings::default().with(Arc::clone(&self.world));
-        Runner::new(Arc::clone(&self.graph), Arc::clone(&self.store), options).unwrap()
+        Runner::new(Arc::clone(&self.graph), Arc::clone(store), options).unwrap()
     }
 
     pub fn tell(&self, told: Told) {
