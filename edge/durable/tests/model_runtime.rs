@@ -131,6 +131,6 @@ fn whatever_happens_around_a_run_ends_as_the_model_allows() {
         count(|came| came.ambiguous),
         count(|came| came.timed_out),
     ];
-    assert!(seen.iter().all(|n| *n >= 20), "{seen:?}");
+    assert!(seen.iter().all(|n| *n >= 8), "{seen:?}");
     eprintln!("succeeded, cancelled, abandoned, ambiguous, timed out: {seen:?}");
 }

@@ -13,7 +13,7 @@ use iop_durable::runner::{Answer, Ctx};
 use super::super::graph::{State, call, call_once, labels, policy, world};
 
 /// How long the gate and the wait are open.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(3);
 /// What the wait does not take.
 pub const UNWANTED: &str = "not yet";
 
