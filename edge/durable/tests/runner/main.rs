@@ -31,6 +31,7 @@ mod lives;
 mod refusals;
 mod resolve;
 mod resume;
+mod retention;
 mod retries;
 mod stage;
 mod stored;

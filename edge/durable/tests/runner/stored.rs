@@ -1,5 +1,5 @@
-//! What a runner makes of its store: retention, keys, lost workers, lost answers, a lease that is gone (D50, D128, D134, D140, D146,
-//! D226; S32, S86, S94).
+//! What a runner makes of its store: keys, lost workers, lost answers, a lease that is gone (D50, D128, D140, D146; S32,
+//! S86).
 
 use std::sync::Arc;
 
@@ -9,77 +9,6 @@ use iop_durable::runner::{Ctx, Resume, Start};
 use iop_durable::store::{IdempotencyKey, Store, StoreError};
 
 use crate::support::*;
-
-#[tokio::test(start_paused = true)]
-async fn retention_keeps_the_newest_and_deletes_successes_only() {
-    let room = Room::new();
-    let build = |fails: bool| -> Arc<Graph<Trail>> {
-        let mut builder = graph("kept").keep_checkpoints(3);
-        if !fails {
-            builder = builder.delete_on_success();
-        }
-        Arc::new(
-            builder
-                .node("loop", move |_: Ctx, trail: Trail| async move {
-                    let directive = match (trail.len(), fails) {
-                        (9, true) => Directive::fail(broken()),
-                        (9, false) => Directive::end(),
-                        (4, _) => Directive::suspend("held"),
-                        (_, _) => Directive::completed(),
-                    };
-                    Ok((pushed(trail, "x"), directive))
-                })
-                .edge("loop", "loop")
-                .compile()
-                .unwrap(),
-        )
-    };
-    for fails in [true, false] {
-        let runner = room.runner(&build(fails));
-        let parked = runner.start(Start::new(Trail::new())).await.unwrap();
-        let kept = room.memory.history(&parked.run, None, 100).await.unwrap();
-        assert_eq!(kept.iter().filter(|c| !c.pruned).count(), 3);
-        assert_eq!(kept.len() as u64, parked.token.revision.get());
-        let gone = room
-            .memory
-            .checkpoint(&parked.run, iop_durable::ids::Revision::FIRST)
-            .await;
-        assert!(
-            matches!(gone, Err(StoreError::CheckpointUnavailable)),
-            "never the latest instead"
-        );
-        let done = runner.resume(&parked.token, Resume::new()).await.unwrap();
-        assert_eq!(done.state.len(), 10);
-        if fails {
-            assert_eq!(done.status, Status::Failed);
-            room.sound(&done.run).await;
-        } else {
-            assert_eq!(done.status, Status::Succeeded);
-            refused(runner.result(&done.run).await, "run_deleted");
-            refused(runner.resume(&done.token, Resume::new()).await, "run_deleted");
-            refused(
-                runner.start(Start::new(Trail::new()).run(done.run.clone())).await,
-                "run_deleted",
-            );
-            let late = runner
-                .operator()
-                .cancel(&done.run, &decision("c"), "x", None)
-                .await;
-            refused(late, "run_deleted");
-        }
-    }
-    // Cleaning up may fail without changing what is told.
-    let runner = room.runner(&build(false));
-    let away = || StoreError::unavailable("away");
-    room.spy.answer(Op::Prune, 0, away());
-    let parked = runner.start(Start::new(Trail::new())).await.unwrap();
-    assert_eq!(parked.status, Status::Waiting);
-    room.spy.answer(Op::Delete, 0, away());
-    let done = runner.resume(&parked.token, Resume::new()).await.unwrap();
-    assert_eq!(done.status, Status::Succeeded);
-    assert!(room.spy.met());
-    assert_eq!(runner.result(&done.run).await.unwrap().status, Status::Succeeded);
-}
 
 #[tokio::test(start_paused = true)]
 async fn an_id_or_key_makes_one_run() {
