@@ -10,6 +10,24 @@ pub(super) struct Member<'b> {
     pub(super) rows: &'b Rows,
 }
 
+/// Whether no table has more than one row.
+pub(super) fn small(members: &[Member<'_>]) -> bool {
+    let [member] = members else {
+        return false;
+    };
+    let rows = member.rows;
+    let counts = [
+        rows.activities.len(),
+        rows.waits.len(),
+        rows.steps.len(),
+        rows.decisions.len(),
+        rows.events.len(),
+        rows.blobs.len(),
+        rows.known.len(),
+    ];
+    counts.iter().all(|count| *count <= 1)
+}
+
 /// Adds `, name AS (INSERT …)` for every table that has rows in this batch. `when` is a condition on `c.place`, true for the
 /// members that pass.
 pub(super) fn push(sql: &mut Sql, members: &[Member<'_>], when: &str) {
@@ -33,7 +51,7 @@ fn of<'b, R: 'b>(
 
 /// The two columns every table has here: whose row it is.
 fn whose<'b, R: 'b>(sql: &mut Sql, what: &str, rows: impl Iterator<Item = (&'b Member<'b>, &'b R)> + Clone) {
-    sql.push(what);
+    sql.push(what).table();
     sql.column("int4", rows.clone().map(|(member, _)| member.place))
         .push(", ");
     sql.column("text", rows.map(|(member, _)| member.run));
@@ -47,7 +65,7 @@ fn activities(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     let what = ", activity AS (INSERT INTO activities AS t (run_id, activity_id, activation, state, body, input, \
          input_digest, output, output_digest, seal) \
          SELECT c.run_id, c.activity_id, c.activation, c.state, c.body, c.input, c.input_digest, c.output, \
-         c.output_digest, c.seal FROM unnest(";
+         c.output_digest, c.seal FROM ";
     whose(sql, what, rows.clone());
     sql.push(", ")
         .column("text", rows.clone().map(|(_, r)| &*r.activity_id));
@@ -93,7 +111,7 @@ fn waits(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     let what = ", wait AS (INSERT INTO waits AS t (run_id, wait_id, correlation_id, activation, status, deadline, armed_at, \
          body, subject, subject_digest, delivered, delivered_digest, seal) \
          SELECT c.run_id, c.wait_id, c.correlation_id, c.activation, c.status, c.deadline, c.armed_at, c.body, c.subject, \
-         c.subject_digest, c.delivered, c.delivered_digest, c.seal FROM unnest(";
+         c.subject_digest, c.delivered, c.delivered_digest, c.seal FROM ";
     whose(sql, what, rows.clone());
     sql.push(", ")
         .column("text", rows.clone().map(|(_, r)| &*r.wait_id));
@@ -145,7 +163,7 @@ fn steps(sql: &mut Sql, members: &[Member<'_>], when: &str) {
         return;
     }
     let what = ", step AS (INSERT INTO steps AS t (run_id, activation, node, status, body) \
-         SELECT c.run_id, c.activation, c.node, c.status, c.body FROM unnest(";
+         SELECT c.run_id, c.activation, c.node, c.status, c.body FROM ";
     whose(sql, what, rows.clone());
     sql.push(", ")
         .column("int8", rows.clone().map(|(_, r)| r.activation));
@@ -166,7 +184,7 @@ fn decisions(sql: &mut Sql, members: &[Member<'_>], when: &str) {
         return;
     }
     let what = ", decision AS (INSERT INTO decisions (run_id, scope, decision_id, content, body, created_at) \
-         SELECT c.run_id, c.scope, c.decision_id, c.content, c.body, c.created_at FROM unnest(";
+         SELECT c.run_id, c.scope, c.decision_id, c.content, c.body, c.created_at FROM ";
     whose(sql, what, rows.clone());
     sql.push(", ")
         .column("text", rows.clone().map(|(_, r)| r.scope.to_text()));
@@ -189,7 +207,7 @@ fn events(sql: &mut Sql, members: &[Member<'_>], when: &str) {
         return;
     }
     let what = ", event AS (INSERT INTO events (run_id, seq, life, name, terminal, time, data) \
-         SELECT c.run_id, c.seq, c.life, c.name, c.terminal, c.time, c.data FROM unnest(";
+         SELECT c.run_id, c.seq, c.life, c.name, c.terminal, c.time, c.data FROM ";
     whose(sql, what, rows.clone());
     sql.push(", ")
         .column("int8", rows.clone().map(|(_, r)| super::work::signed(r.seq)));
@@ -212,7 +230,7 @@ fn blobs(sql: &mut Sql, members: &[Member<'_>], when: &str) {
         return;
     }
     let what = ", blob AS (INSERT INTO blobs (run_id, digest, bytes) \
-         SELECT c.run_id, c.digest, c.bytes FROM unnest(";
+         SELECT c.run_id, c.digest, c.bytes FROM ";
     whose(sql, what, rows.clone());
     sql.push(", ")
         .column("bytea", rows.clone().map(|(_, r)| &r.digest[..]));

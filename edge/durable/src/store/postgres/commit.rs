@@ -65,7 +65,8 @@ fn lock_known(sql: &mut Sql, members: &[Member<'_>]) {
             .iter()
             .map(move |blob| (member.place, &blob.digest[..]))
     });
-    sql.push(" LEFT JOIN LATERAL (SELECT count(*) AS found FROM (SELECT 1 FROM unnest(");
+    sql.push(" LEFT JOIN LATERAL (SELECT count(*) AS found FROM (SELECT 1 FROM ")
+        .table();
     sql.column("int4", rows.clone().map(|(place, _)| place))
         .push(", ");
     sql.column("bytea", rows.map(|(_, digest)| digest)).push(
@@ -84,7 +85,8 @@ fn uncarried<'b>(members: &'b [Member<'b>]) -> impl Iterator<Item = i64> + 'b {
 pub(super) fn transitions(members: &[Of<'_, Transition>]) -> Sql {
     let rows = beside(members, |work: &Transition| &work.rows);
     let work = members.iter().map(|(_, work)| *work);
-    let mut sql = Sql::new("WITH input AS MATERIALIZED (SELECT * FROM unnest(");
+    let mut sql = Sql::of_rows(beside::small(&rows), "WITH input AS MATERIALIZED (SELECT * FROM ");
+    sql.table();
     sql.column("int4", places(members)).push(", ");
     sql.column("text", members.iter().map(|(run, _)| run.as_str()))
         .push(", ");
@@ -133,7 +135,7 @@ pub(super) fn transitions(members: &[Of<'_, Transition>]) -> Sql {
 fn heads(sql: &mut Sql, members: &[Of<'_, Transition>]) {
     let work = members.iter().map(|(_, work)| *work);
     let head = members.iter().map(|(_, work)| &work.head);
-    sql.push("written AS MATERIALIZED (SELECT * FROM unnest(");
+    sql.push("written AS MATERIALIZED (SELECT * FROM ").table();
     sql.column("int4", places(members)).push(", ");
     sql.column("text", head.clone().map(|h| &*h.run_id)).push(", ");
     sql.column("text", head.clone().map(|h| &*h.kind)).push(", ");
@@ -192,7 +194,8 @@ fn releases(sql: &mut Sql, members: &[Of<'_, Transition>]) {
     if released.clone().next().is_none() {
         return;
     }
-    sql.push(", released AS (UPDATE run_leases AS t SET expires_at = 0 FROM unnest(");
+    sql.push(", released AS (UPDATE run_leases AS t SET expires_at = 0 FROM ")
+        .table();
     sql.column("int4", released.clone().map(|(place, _)| place))
         .push(", ");
     sql.column("text", released.map(|(_, run)| run))
@@ -205,7 +208,8 @@ fn releases(sql: &mut Sql, members: &[Of<'_, Transition>]) {
 pub(super) fn posts(members: &[Of<'_, Posting>]) -> Sql {
     let rows = beside(members, |work: &Posting| &work.rows);
     let work = members.iter().map(|(_, work)| *work);
-    let mut sql = Sql::new("WITH input AS MATERIALIZED (SELECT * FROM unnest(");
+    let mut sql = Sql::of_rows(beside::small(&rows), "WITH input AS MATERIALIZED (SELECT * FROM ");
+    sql.table();
     sql.column("int4", places(members)).push(", ");
     sql.column("text", members.iter().map(|(run, _)| run.as_str()))
         .push(", ");

@@ -57,7 +57,7 @@ pub(super) fn options(url: &str) -> Result<PgConnectOptions, StoreError> {
         .map_err(|error| StoreError::Open(format!("the store's URL cannot be read: {error}")))?;
     Ok(options
         .application_name("iop-durable")
-        .statement_cache_capacity(512)
+        .statement_cache_capacity(256)
         .options(SESSION)
         .disable_statement_logging())
 }

@@ -22,10 +22,10 @@ pub(super) fn creations(members: &[(&RunId, &Creation)]) -> Sql {
         .collect();
     let work = members.iter().map(|(_, work)| *work);
     let head = members.iter().map(|(_, work)| &work.head);
-    let mut sql = Sql::new("WITH clock AS MATERIALIZED (SELECT ");
+    let mut sql = Sql::of_rows(beside::small(&rows), "WITH clock AS MATERIALIZED (SELECT ");
     sql.push(NOW).push(" AS now)");
     keys(&mut sql, members);
-    sql.push(", input AS MATERIALIZED (SELECT * FROM unnest(");
+    sql.push(", input AS MATERIALIZED (SELECT * FROM ").table();
     sql.column("text", head.clone().map(|h| &*h.run_id)).push(", ");
     sql.column("text", head.clone().map(|h| &*h.kind)).push(", ");
     sql.column("text", head.clone().map(|h| &*h.definition))
@@ -102,8 +102,9 @@ fn keys(sql: &mut Sql, members: &[(&RunId, &Creation)]) {
     keys.sort_by(|(a, _), (b, _)| (&a.scope, &a.key).cmp(&(&b.scope, &b.key)));
     sql.push(
         ", named AS (INSERT INTO idempotency_keys (scope, key, request, run_id, created_at) \
-         SELECT c.scope, c.key, c.request, c.run_id, c.created_at FROM unnest(",
-    );
+         SELECT c.scope, c.key, c.request, c.run_id, c.created_at FROM ",
+    )
+    .table();
     sql.column("text", keys.iter().map(|(k, _)| &*k.scope)).push(", ");
     sql.column("text", keys.iter().map(|(k, _)| &*k.key)).push(", ");
     sql.column("bytea", keys.iter().map(|(k, _)| &k.request[..]))

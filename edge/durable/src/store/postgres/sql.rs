@@ -16,6 +16,8 @@ pub(super) const NOW: &str = "floor(date_part('epoch', clock_timestamp()) * 1000
 pub(super) struct Sql {
     text: String,
     arguments: PgArguments,
+    /// Whether every table of values has one row, so that values need no arrays: they cost more than what is done with them.
+    single: bool,
     /// The first value that could not be encoded.
     failed: Option<BoxDynError>,
 }
@@ -25,6 +27,14 @@ impl Sql {
         let mut sql = Self::default();
         sql.push(text);
         sql
+    }
+
+    /// One whose tables of values have one row each, or any number.
+    pub(super) fn of_rows(single: bool, text: &str) -> Self {
+        Self {
+            single,
+            ..Self::new(text)
+        }
     }
 
     pub(super) fn push(&mut self, text: &str) -> &mut Self {
@@ -44,16 +54,26 @@ impl Sql {
         self
     }
 
-    /// A column of values, as `$n::type[]`.
-    pub(super) fn column<'t, I>(&mut self, kind: &str, values: I) -> &mut Self
+    /// Opens a table of values: columns follow, then `) AS name(column, …)`.
+    pub(super) fn table(&mut self) -> &mut Self {
+        self.push(if self.single { "(SELECT " } else { "unnest(" })
+    }
+
+    /// A column of a table: `$n::type[]`, or `$n::type` for the value of the only row.
+    pub(super) fn column<'t, I>(&mut self, kind: &str, mut values: I) -> &mut Self
     where
         I: Iterator,
         I::Item: Encode<'t, Postgres> + Type<Postgres> + PgHasArrayType,
     {
-        if let Err(error) = self.arguments.add(values.bind_iter()) {
+        let array = if self.single { "" } else { "[]" };
+        let added = match values.next() {
+            Some(only) if self.single => self.arguments.add(only),
+            first => self.arguments.add(first.into_iter().chain(values).bind_iter()),
+        };
+        if let Err(error) = added {
             self.failed.get_or_insert(error);
         }
-        let _ = write!(self.text, "${}::{kind}[]", self.arguments.len());
+        let _ = write!(self.text, "${}::{kind}{array}", self.arguments.len());
         self
     }
 
