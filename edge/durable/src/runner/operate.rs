@@ -326,6 +326,11 @@ impl Operator {
             return Ok(loaded.head.status);
         }
         let ledger = self.ledger(loaded, acquired.lease.incarnation).await?;
+        if loaded.head.status == Status::Ambiguous && ledger.holding().unknown {
+            // Asking resolves no effect: the run stays as it is, and so do the tokens of those who will resolve it.
+            self.release(held).await;
+            return Ok(Status::Ambiguous);
+        }
         let mut draft = Draft::new(&loaded.head, &loaded.state, loaded.now);
         let outcome = cut_short(
             &mut draft,
