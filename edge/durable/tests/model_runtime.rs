@@ -53,12 +53,13 @@ async fn schedule(seed: u64) -> Came {
                 .fail(random.below(250) + 1, all[random.below(3) as usize]);
         }
     }
-    actors::accept(&scene).await;
+    actors::accept(&scene, &mut random).await;
     let mut acting: Vec<BoxFuture<'static, ()>> = vec![
         Box::pin(actors::resumer(Arc::clone(&scene), random.fork())),
         Box::pin(actors::resumer(Arc::clone(&scene), random.fork())),
         Box::pin(actors::sender(Arc::clone(&scene), random.fork())),
         Box::pin(actors::sender(Arc::clone(&scene), random.fork())),
+        Box::pin(actors::eager(Arc::clone(&scene), random.fork())),
         Box::pin(actors::canceller(Arc::clone(&scene), random.fork())),
         Box::pin(actors::operator(Arc::clone(&scene), random.fork())),
     ];

@@ -8,9 +8,9 @@
 //! - A fence survives deletion and is never reset; it is also the tombstone (D125, D228).
 //! - `due_at` is the one index of what can be claimed: at that time, when nobody holds a lease.
 
+pub(crate) mod check;
 mod error;
 mod hints;
-pub(crate) mod check;
 pub(crate) mod index;
 pub mod memory;
 pub mod migrate;

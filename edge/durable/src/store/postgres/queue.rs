@@ -1,6 +1,11 @@
-//! What is waiting to be written, and which of it goes together. No batch is waited for: a committer takes what is there.
+//! What is waiting to be written, and which of it goes together.
+//!
+//! Nobody waits for a batch to fill. A committer lets those who can push at this moment do so, which costs nothing when there are
+//! none, and takes what is there. While one batch is under way the disk is busy with it: a second is worth its own wait for the
+//! disk when it is as large as the first, or when the first takes long because it waits for a lock.
 
 use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -12,6 +17,13 @@ use crate::ids::RunId;
 const BATCH_MAX: usize = 256;
 /// A batch ends when it is about this large; a larger write goes alone.
 const BATCH_BYTES: usize = 4 << 20;
+
+/// How often callers that are ready to run are let run before a batch is taken.
+const YIELDS: usize = 4;
+/// What is worth a second batch beside one that is under way, at least.
+const SECOND_MIN: usize = 16;
+/// For how long a smaller one waits for the first.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Writes of all callers, in the order they came.
 #[derive(Default)]
@@ -82,26 +94,54 @@ impl Queue {
 
     /// The next batch; its runs are busy until `done`. `None` when the store is closed and nothing is left.
     pub(super) async fn next(&self) -> Option<Vec<Write>> {
+        let mut impatient = false;
         loop {
-            {
+            self.gather().await;
+            let waits = {
                 let mut state = self.state.lock();
                 let State {
                     waiting,
                     busy,
                     closed,
                 } = &mut *state;
-                let batch = take(waiting, busy);
-                if !batch.is_empty() {
-                    busy.extend(batch.iter().map(|write| write.run().clone()));
-                    return Some(batch);
+                if busy.is_empty() || waiting.len() >= busy.len().max(SECOND_MIN) || impatient {
+                    let batch = take(waiting, busy);
+                    if !batch.is_empty() {
+                        busy.extend(batch.iter().map(|write| write.run().clone()));
+                        return Some(batch);
+                    }
                 }
                 if *closed && waiting.is_empty() {
                     // The next committer is to see it too.
                     self.ready.notify_one();
                     return None;
                 }
+                !waiting.is_empty()
+            };
+            impatient = if waits {
+                tokio::time::timeout(PATIENCE, self.ready.notified())
+                    .await
+                    .is_err()
+            } else {
+                self.ready.notified().await;
+                false
+            };
+        }
+    }
+
+    /// Lets callers push that are ready to, for as long as there are any.
+    async fn gather(&self) {
+        let mut waiting = self.state.lock().waiting.len();
+        for _ in 0..YIELDS {
+            if waiting == 0 || waiting >= BATCH_MAX {
+                return;
             }
-            self.ready.notified().await;
+            tokio::task::yield_now().await;
+            let more = self.state.lock().waiting.len();
+            if more == waiting {
+                return;
+            }
+            waiting = more;
         }
     }
 

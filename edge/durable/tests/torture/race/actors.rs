@@ -7,8 +7,8 @@ use std::time::Duration;
 use iop_durable::ids::{DecisionId, Owner, Revision};
 use iop_durable::machine::wait::Delivery;
 use iop_durable::payload::Payload;
-use iop_durable::record::{Continuation, Status};
-use iop_durable::runner::{Resume, RunError, Start};
+use iop_durable::record::{Continuation, Status, WaitRecord, WaitStatus};
+use iop_durable::runner::{Resume, RunError, Runner, Start};
 use iop_durable::store::{Claim, LeaseRequest};
 use iop_durable::token::ResumeToken;
 use tokio::sync::watch;
@@ -39,13 +39,14 @@ fn passing<T>(what: &str, answer: Result<T, RunError>) -> Option<T> {
 }
 
 /// Accepts the run, until that is confirmed.
-pub async fn accept(scene: &Scene) {
+pub async fn accept(scene: &Scene, random: &mut Random) {
     let runner = scene.runner("front", &scene.store);
+    let mut start = Start::new(State::default()).run(scene.run.clone());
+    if random.chance(1, 2) {
+        start.metadata.insert("patient".to_owned(), String::new());
+    }
     loop {
-        match runner
-            .accept(Start::new(State::default()).run(scene.run.clone()))
-            .await
-        {
+        match runner.accept(start.clone()).await {
             // Its own earlier try landed.
             Ok(_) | Err(RunError::Conflict) => return,
             Err(error) => assert!(is_passing(&error), "accept: {error:?}"),
@@ -145,35 +146,64 @@ pub async fn sender(scene: Arc<Scene>, mut random: Random) {
         };
         let decision = format!("d{}", random.below(6));
         let payload = ["yes", "go", UNWANTED][random.below(3) as usize];
-        let delivery = Delivery {
-            id: DecisionId::new(&decision).unwrap(),
-            correlation: wait.correlation.clone(),
-            generation: None,
-            labels: None,
-            payload: Payload::new(payload),
-            by: None,
-            revision: Revision::FIRST,
-        };
-        let answer = match wait.continuation {
-            Continuation::Gate => {
-                let operator = runner.operator();
-                operator.deliver_to_gate(&scene.run, &wait.id, &delivery).await
-            }
-            Continuation::Nodes { .. } => runner.deliver(&scene.run, &wait.id, &delivery).await,
-        };
-        if let Err(error) = &answer {
-            let told = matches!(error, RunError::DeliveryConflict(_)) || is_passing(error);
-            assert!(told, "{decision} {payload}: {error:?}");
-        }
-        scene.tell(Told::Delivery {
-            wait: wait.id.clone(),
-            decision,
-            answer: answer.map(|told| (told.verdict, told.replayed)),
-        });
+        deliver(&scene, &runner, wait, &decision, payload).await;
     }
 }
 
-/// Asks for the end of the run, in some of the schedules; sometimes twice.
+/// Answers a wait the moment it is armed: before the run is parked.
+pub async fn eager(scene: Arc<Scene>, mut random: Random) {
+    if !random.chance(1, 2) {
+        return;
+    }
+    let from = Instant::now();
+    let runner = scene.runner("eager", &scene.store);
+    let mut sent = 0;
+    while sent < 2 && pause(&mut random, from, 12).await {
+        let waits = scene.memory.waits(&scene.run).await.unwrap();
+        let Some(wait) = waits.iter().find(|wait| wait.status == WaitStatus::Armed) else {
+            continue;
+        };
+        deliver(&scene, &runner, wait, &format!("e{sent}"), "at once").await;
+        sent += 1;
+    }
+}
+
+async fn deliver(
+    scene: &Scene,
+    runner: &Runner<State, String>,
+    wait: &WaitRecord,
+    decision: &str,
+    payload: &str,
+) {
+    let delivery = Delivery {
+        id: DecisionId::new(decision).unwrap(),
+        correlation: wait.correlation.clone(),
+        generation: None,
+        labels: None,
+        payload: Payload::new(payload.to_owned()),
+        by: None,
+        revision: Revision::FIRST,
+    };
+    let answer = match wait.continuation {
+        Continuation::Gate => {
+            let operator = runner.operator();
+            operator.deliver_to_gate(&scene.run, &wait.id, &delivery).await
+        }
+        Continuation::Nodes { .. } => runner.deliver(&scene.run, &wait.id, &delivery).await,
+    };
+    if let Err(error) = &answer {
+        let told = matches!(error, RunError::DeliveryConflict(_)) || is_passing(error);
+        assert!(told, "{decision} {payload}: {error:?}");
+    }
+    scene.tell(Told::Delivery {
+        wait: wait.id.clone(),
+        decision: decision.to_owned(),
+        answer: answer.map(|told| (told.verdict, told.replayed)),
+    });
+}
+
+/// Asks for the end of the run, in some of the schedules; sometimes twice. Some wait for the run to come to a node and ask
+/// then.
 pub async fn canceller(scene: Arc<Scene>, mut random: Random) {
     if !random.chance(1, 2) {
         return;
@@ -181,8 +211,19 @@ pub async fn canceller(scene: Arc<Scene>, mut random: Random) {
     let store = scene.way(&mut random);
     let operator = scene.runner("canceller", &store).operator();
     let id = DecisionId::new("cancel").unwrap();
+    let node = ["ask", "hear", "missed", "after"][random.below(4) as usize];
+    if random.chance(1, 2) {
+        let from = Instant::now();
+        while pause(&mut random, from, 25).await {
+            let cursor = scene.memory.load(&scene.run).await.unwrap().head.cursor;
+            if cursor.is_none_or(|cursor| cursor.as_str() == node) {
+                break;
+            }
+        }
+    }
     for _ in 0..=random.below(2) {
-        tokio::time::sleep(Duration::from_millis(random.below(5000))).await;
+        let longest = if random.chance(1, 2) { 60 } else { 5000 };
+        tokio::time::sleep(Duration::from_millis(random.below(longest))).await;
         let answer = operator.cancel(&scene.run, &id, "enough", Some("somebody")).await;
         if let Err(error) = &answer {
             assert!(is_passing(error), "cancel: {error:?}");

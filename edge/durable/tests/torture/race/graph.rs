@@ -30,7 +30,13 @@ async fn work(ctx: Ctx, mut state: State) -> NodeResult<State, String> {
 }
 
 async fn ask(ctx: Ctx, mut state: State) -> NodeResult<State, String> {
-    let answer = ctx.gate("ask").deadline(Deadline::In(PATIENCE)).wait().await?;
+    let gate = ctx.gate("ask");
+    let gate = match ctx.metadata().get("patient") {
+        // No timer comes to the help of a wake-up that is lost.
+        Some(_) => gate,
+        None => gate.deadline(Deadline::In(PATIENCE)),
+    };
+    let answer = gate.wait().await?;
     state.trail.push(match answer {
         Answer::Delivered(bytes) => format!("asked: {}", String::from_utf8_lossy(&bytes)),
         Answer::TimedOut => "asked in vain".to_owned(),
