@@ -125,6 +125,8 @@ async fn a_fault_at_every_operation(way: Way) {
     for fault in ALL {
         let (hits, met) = every_k(&[fault], way).await;
         assert!(hits > 50 && met.runs == hits + 1, "{fault}: {hits}, {met:?}");
+        // What a call returned is not given up for one refusal.
+        assert!(fault != Fault::Refused || met.abandoned == 0, "{met:?}");
     }
 }
 

@@ -1,4 +1,5 @@
 //! Every example is run as a process of its own: its assertions hold and it ends in time.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
 
 use std::process::{Command, Stdio};
 

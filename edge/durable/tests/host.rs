@@ -1,4 +1,5 @@
 //! Hosts: what they claim, what they leave alone, and how they stop.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -130,9 +131,8 @@ async fn a_stop_lets_calls_finish_gives_every_run_back_and_another_host_ends_the
     }
     let first = host(&store, &registry, 2);
     begun.acquire_many(2).await.unwrap().forget();
-    let stopping = tokio::task::spawn(first.stop(Duration::from_secs(10)));
-    go.add_permits(3);
-    assert!(stopping.await.unwrap());
+    let (stopped, ()) = tokio::join!(first.stop(Duration::from_secs(10)), async { go.add_permits(3) });
+    assert!(stopped);
     for run in &runs {
         let loaded = store.load(run).await.unwrap();
         assert_eq!(loaded.lease, None);

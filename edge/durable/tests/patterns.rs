@@ -1,4 +1,5 @@
 //! The patterns: an agent's loop with its turns, and ordered steps with their state, retries and waits (D8, D34 to D57, D254).
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
 
 mod support;
 

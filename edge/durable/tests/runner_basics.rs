@@ -1,4 +1,5 @@
 //! The runner on the memory store: what a segment does, step by step.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

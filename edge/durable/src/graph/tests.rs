@@ -329,7 +329,7 @@ fn each_thing_that_is_wrong_is_found_and_names_its_node() {
     ];
     for (case, builder, expected) in cases {
         let found = errors(builder);
-        assert_eq!(found, [expected.clone()], "{case}");
+        assert_eq!(found, std::slice::from_ref(&expected), "{case}");
         let text = found[0].to_string();
         let names = match &expected {
             CompileError::Name { what, .. } => what,
