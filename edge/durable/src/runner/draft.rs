@@ -17,7 +17,7 @@ use crate::record::{
 };
 use crate::runner::keeper::Held;
 use crate::runner::ledger::{Confirm, Dirty};
-use crate::store::{Authority, Commit, Committed, Conflict, Guard, Store, StoreError};
+use crate::store::{Answer, Authority, Commit, Committed, Conflict, Guard, Store, StoreError};
 use crate::time::Timestamp;
 
 /// Why a segment cannot go on.
@@ -216,6 +216,24 @@ pub(crate) async fn persist(
             | StoreError::TooLarge { .. }
             | StoreError::Unavailable { .. }
             | StoreError::Open(_) => return Err(Halt::Store(error)),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+/// A read on the way to a commit. When that has an outcome, an unavailable store is asked again while the lease lives, as it is
+/// for the commit itself.
+pub(crate) async fn read_on<'s, T>(
+    held: &Held,
+    outcome: bool,
+    read: impl Fn() -> Answer<'s, T>,
+) -> Result<T, Halt> {
+    let mut pause = Duration::from_millis(20);
+    loop {
+        match read().await {
+            Err(StoreError::Unavailable { .. }) if outcome && held.is_live() => {}
+            answer => return answer.map_err(Halt::Store),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_millis(500));

@@ -11,8 +11,9 @@ use crate::record::{
     CancelRequest, EventName, Outcome, OutcomeCancel, Reason, RunHead, Status, StepRecord, StepStatus,
     Waiting, WaitingOn,
 };
-use crate::runner::draft::{Draft, Halt};
+use crate::runner::draft::{Draft, Halt, read_on};
 use crate::runner::drive::Why;
+use crate::runner::keeper::Held;
 use crate::runner::ledger::{Holding, Ledger};
 use crate::runner::segment::{Segment, Turn};
 use crate::store::{Store, StoreError};
@@ -32,7 +33,7 @@ where
     /// The terminal commit (D235). A request to cancel that was accepted before it wins over every other end.
     pub(crate) async fn end(&mut self, mut draft: Draft, outcome: Outcome) -> Result<Turn, Halt> {
         draft.watch_inbox |= outcome.status != Status::Cancelled;
-        end(&self.inner.store, &mut draft, outcome).await?;
+        end(&self.inner.store, &self.held, &mut draft, outcome).await?;
         self.leave(draft).await
     }
 
@@ -96,14 +97,16 @@ pub(crate) fn park(draft: &mut Draft, holding: Holding, reason: Option<String>) 
 }
 
 /// Ends: the outcome with every typed effect of the run, in order (D105), encoded once.
-pub(crate) async fn end(store: &Arc<dyn Store>, draft: &mut Draft, mut outcome: Outcome) -> Result<(), Halt> {
+pub(crate) async fn end(
+    store: &Arc<dyn Store>,
+    held: &Held,
+    draft: &mut Draft,
+    mut outcome: Outcome,
+) -> Result<(), Halt> {
     if draft.head.effects > 0 {
         let mut after = 0;
         loop {
-            let page = store
-                .steps(&draft.head.id, after, 500)
-                .await
-                .map_err(Halt::Store)?;
+            let page = read_on(held, draft.outcome, || store.steps(&draft.head.id, after, 500)).await?;
             let Some(last) = page.last() else { break };
             after = last.activation;
             // A step that is done again, in another life, tells its own once more.

@@ -212,6 +212,11 @@ impl Ledger {
         inner.dirty_outcome |= outcome;
     }
 
+    /// Whether the outcome of a dispatch is not stored yet.
+    pub(crate) fn has_outcome(&self) -> bool {
+        self.inner.lock().dirty_outcome
+    }
+
     fn context(&self, now: Timestamp) -> Context {
         Context {
             step_attempt: self.entry.attempt,

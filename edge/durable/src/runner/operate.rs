@@ -340,7 +340,7 @@ impl Operator {
             loaded.now,
         );
         if let Some(outcome) = outcome {
-            end(&self.store, &mut draft, outcome).await?;
+            end(&self.store, held, &mut draft, outcome).await?;
         }
         self.write(draft, held, loaded.inbox.signal).await
     }
@@ -500,7 +500,7 @@ impl Operator {
         let holding = ledger.holding();
         if loaded.inbox.cancel.is_some() && !holding.unknown {
             if let Some(outcome) = cut_short(&mut draft, ledger, loaded.inbox.cancel.as_ref(), now, now) {
-                end(&self.store, &mut draft, outcome).await?;
+                end(&self.store, held, &mut draft, outcome).await?;
             }
         } else {
             draft.take(ledger.take_dirty(), ledger.open());
@@ -672,7 +672,7 @@ impl Operator {
             by: cancellation.by.clone(),
             reason: cancellation.reason.clone(),
         });
-        end(&self.store, &mut draft, outcome).await?;
+        end(&self.store, held, &mut draft, outcome).await?;
         let revision = draft
             .head
             .revision

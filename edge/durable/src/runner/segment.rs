@@ -16,7 +16,7 @@ use crate::ids::ActivityId;
 use crate::machine::{activity, wait};
 use crate::payload::Payload;
 use crate::record::{CancelRequest, Exhausted, RunHead, WaitStatus};
-use crate::runner::draft::{Draft, Halt, persist};
+use crate::runner::draft::{Draft, Halt, persist, read_on};
 use crate::runner::drive::{Ending, Why};
 use crate::runner::ending;
 use crate::runner::keeper::Held;
@@ -226,24 +226,22 @@ where
         }
     }
 
-    /// Reads what others put into the inbox.
+    /// Reads what others put into the inbox: all of it, or nothing is taken over. A number without the waits it stands for would
+    /// let a commit pass that has not seen them.
     pub(crate) async fn read_inbox(&mut self) -> Result<(), Halt> {
-        let loaded = self.inner.store.load(&self.head.id).await.map_err(Halt::Store)?;
+        let (store, id, activation) = (&self.inner.store, &self.head.id, self.head.activation);
+        let outcome = self.ledger.has_outcome();
+        let loaded = read_on(&self.held, outcome, || store.load(id)).await?;
         if loaded.head.revision != self.head.revision {
             self.held.lose();
             return Err(Halt::LeaseLost);
         }
-        self.signal = loaded.inbox.signal;
-        self.cancel = loaded.inbox.cancel;
         if self.head.armed_waits > 0 {
-            let journal = self
-                .inner
-                .store
-                .journal(&self.head.id, self.head.activation)
-                .await
-                .map_err(Halt::Store)?;
+            let journal = read_on(&self.held, outcome, || store.journal(id, activation)).await?;
             self.ledger.refresh_waits(journal.waits);
         }
+        self.signal = loaded.inbox.signal;
+        self.cancel = loaded.inbox.cancel;
         Ok(())
     }
 
