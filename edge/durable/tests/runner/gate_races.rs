@@ -157,6 +157,74 @@ async fn an_answer_right_before_the_run_parks_is_not_slept_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_whose_reading_failed_halfway_is_not_lost() {
+    for cancels in [false, true] {
+        let (room, door) = (Room::new(), Door::new());
+        let gone = door.clone();
+        let graph = one("halfway", move |ctx: Ctx, trail: Trail| {
+            let door = gone.clone();
+            async move {
+                let call = ctx.activity("c").effect(Effect::Idempotent).run("", |_| {
+                    let door = door.clone();
+                    async move {
+                        door.pass().await;
+                        Ok("out".into())
+                    }
+                });
+                let (told, out) = join(ctx.gate("g").wait(), call).await;
+                out?;
+                assert_eq!(told?, Told::Delivered("yes".into()));
+                Ok((trail, Directive::end()))
+            }
+        });
+        let runner = room.runner(&graph);
+        let starting = runner.clone();
+        let running =
+            background(async move { starting.start(Start::new(Trail::new()).run(run_id("r"))).await });
+        door.reached(1).await;
+        // The number of the inbox is read, the gates are not.
+        let wait = room.wait(&run_id("r"), "g").await;
+        let away = iop_durable::store::StoreError::unavailable("away");
+        room.spy.answer(Op::Journal, 0, away);
+        let aside = room.aside();
+        aside
+            .deliver_to_gate(&run_id("r"), &wait.id, &delivery("d", &wait, "yes"))
+            .await
+            .unwrap();
+        if cancels {
+            let id = decision("c");
+            aside.cancel(&run_id("r"), &id, "enough", None).await.unwrap();
+        }
+        // The call ends before the gates are looked at again, and the run would park.
+        let spy = Arc::clone(&room.spy);
+        within(async move {
+            while !spy.met() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        door.open();
+        let mut status = done(running).await.unwrap().status;
+        if !status.is_terminal() {
+            status = room.drain(&runner).await.expect("an answered run is due").status;
+        }
+        let expected = if cancels {
+            Status::Cancelled
+        } else {
+            Status::Succeeded
+        };
+        assert_eq!(status, expected);
+        let wait = room.wait(&run_id("r"), "g").await;
+        assert_eq!(
+            wait.status,
+            WaitStatus::Delivered,
+            "what was accepted stays accepted"
+        );
+        room.sound(&run_id("r")).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn many_deliverers_at_once_have_one_winner() {
     for _ in 0..20 {
         let room = Room::new();
