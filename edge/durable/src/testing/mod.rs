@@ -3,7 +3,7 @@
 //!
 //! An adapter's test file is a `Fixture` and one line:
 //!
-//! ```ignore
+//! ```text
 //! iop_durable::conformance_tests!(MyFixture::start().await);
 //! ```
 #![expect(
