@@ -119,7 +119,8 @@ impl Running {
     /// Starts one with this setting and nothing else of the test's environment. What it says goes to `log`.
     pub fn start(setting: (&str, &str), log: &Path) -> Self {
         let out = std::fs::File::create(log).unwrap();
-        let child = Command::new(std::env::current_exe().unwrap())
+        // This very program, also when its file was replaced meanwhile.
+        let child = Command::new("/proc/self/exe")
             .env_clear()
             .env(setting.0, setting.1)
             .stdin(Stdio::null())

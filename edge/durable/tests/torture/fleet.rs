@@ -194,6 +194,7 @@ impl Fleet {
         let began = Instant::now();
         let mut chaos = Chaos::default();
         let mut next = Instant::now();
+        let mut turn = 0;
         while began.elapsed() < longest && !enough() {
             std::thread::sleep(Duration::from_millis(20));
             self.wake(Instant::now());
@@ -205,22 +206,24 @@ impl Fleet {
             if self.workers[n].wake.is_some() {
                 continue;
             }
-            if random.chance(1, 3) {
+            // In turn, so that each comes often enough; when, to whom and for how long is chance.
+            turn = (turn + 1) % 3;
+            if turn == 0 {
                 let fresh = self.worker();
                 let old = std::mem::replace(&mut self.workers[n], fresh);
                 let said = old.process.said();
                 assert!(old.process.kill(), "a worker ended by itself: {said}");
                 chaos.killed += 1;
-            } else {
-                let span = Duration::from_millis(random.below(3000));
-                signal(self.workers[n].process.pid(), "STOP");
-                self.workers[n].wake = Some(Instant::now() + span);
-                if span < TTL {
-                    chaos.dozed += 1;
-                } else {
-                    chaos.slept += 1;
-                }
+                continue;
             }
+            let (shortest, counted) = match turn {
+                1 => (TTL + Duration::from_millis(200), &mut chaos.slept),
+                _ => (Duration::ZERO, &mut chaos.dozed),
+            };
+            let span = shortest + Duration::from_millis(random.below(900));
+            signal(self.workers[n].process.pid(), "STOP");
+            self.workers[n].wake = Some(Instant::now() + span);
+            *counted += 1;
         }
         let last = self.workers.iter().filter_map(|worker| worker.wake).max();
         self.wake(last.unwrap_or_else(Instant::now));
