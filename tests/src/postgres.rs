@@ -193,7 +193,10 @@ impl Postgres {
         let process = self.process.as_ref().expect("the server runs");
         // The backends first: they end by themselves only once they notice that their parent is gone.
         for pid in children(process.pid) {
-            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+            let _ = Command::new("kill")
+                .args(["-KILL", &pid.to_string()])
+                .stderr(Stdio::null())
+                .status();
         }
         self.end("KILL").await;
     }

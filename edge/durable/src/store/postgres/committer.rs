@@ -73,7 +73,7 @@ impl Committer {
                 Err(Failed::Nothing(error)) => return tell_all(jobs, &error),
                 Err(Failed::Statement(error)) => match fail::fault(&error) {
                     Fault::Taken | Fault::Value | Fault::Blocked | Fault::Again => {}
-                    Fault::Lost | Fault::Other => return tell_all(jobs, &fail::write(error)),
+                    Fault::Lost | Fault::Unsent | Fault::Other => return tell_all(jobs, &fail::write(error)),
                 },
             }
         }
@@ -112,7 +112,7 @@ impl Committer {
             self.line.ready().await.map_err(Failed::Nothing)?;
             match self.line.rows(W::statement(&members)).await {
                 Ok(rows) => break rows,
-                Err(error) if left > 1 && fail::fault(&error) == Fault::Again => left -= 1,
+                Err(error) if left > 1 && fail::fault(&error).is_worth_another() => left -= 1,
                 Err(error) => return Err(Failed::Statement(error)),
             }
         };

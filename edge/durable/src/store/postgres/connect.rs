@@ -10,7 +10,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use super::fail::{self, Fault};
+use super::fail;
 use super::sql::Sql;
 use crate::store::{StoreError, migrate};
 
@@ -195,7 +195,7 @@ impl Line {
 
     /// Notes how a use ended.
     fn used<T>(&mut self, answer: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-        if answer.as_ref().is_err_and(|e| fail::fault(e) == Fault::Lost) {
+        if answer.as_ref().is_err_and(|e| fail::fault(e).is_of_connection()) {
             self.conn = None;
         } else if let Some((_, used)) = &mut self.conn {
             *used = Instant::now();
@@ -241,7 +241,7 @@ impl Pool {
         let (_permit, mut line) = self.place().await?;
         line.ready().await?;
         let mut answer = line.rows(sql()).await;
-        if answer.as_ref().is_err_and(|e| fail::fault(e) == Fault::Lost) {
+        if answer.as_ref().is_err_and(|e| fail::fault(e).is_of_connection()) {
             line.ready().await?;
             answer = line.rows(sql()).await;
         }
@@ -260,7 +260,7 @@ impl Pool {
             left -= 1;
             line.ready_within(Duration::ZERO).await?;
             match line.rows(sql()).await {
-                Err(error) if left > 0 && fail::fault(&error) == Fault::Again => {}
+                Err(error) if left > 0 && fail::fault(&error).is_worth_another() => {}
                 answer => break answer,
             }
         };
@@ -285,7 +285,7 @@ impl Pool {
                 line.conn = None;
             }
             match line.used(answer) {
-                Err(error) if left > 0 && fail::fault(&error) == Fault::Again => {}
+                Err(error) if left > 0 && fail::fault(&error).is_worth_another() => {}
                 answer => break answer,
             }
         };

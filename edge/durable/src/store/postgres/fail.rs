@@ -12,6 +12,9 @@ use crate::store::StoreError;
 pub(super) enum Fault {
     /// The connection is gone; what was sent may have been done.
     Lost,
+    /// The connection was gone before the whole of it was sent. A statement's last message is what makes the server commit it,
+    /// so nothing was done.
+    Unsent,
     /// A unique key is taken.
     Taken,
     /// One of the values cannot be stored.
@@ -28,7 +31,9 @@ pub(super) fn fault(error: &Error) -> Fault {
     if let Error::Database(error) = error {
         return error.code().map_or(Fault::Other, |code| of_code(&code));
     }
-    if matches!(
+    if matches!(error, Error::Io(error) if error.kind() == std::io::ErrorKind::BrokenPipe) {
+        Fault::Unsent
+    } else if matches!(
         error,
         Error::Io(_) | Error::Tls(_) | Error::Protocol(_) | Error::WorkerCrashed
     ) {
@@ -53,6 +58,24 @@ fn of_code(code: &str) -> Fault {
     }
 }
 
+impl Fault {
+    /// Whether the connection is of no use any more.
+    pub(super) const fn is_of_connection(self) -> bool {
+        match self {
+            Self::Lost | Self::Unsent => true,
+            Self::Taken | Self::Value | Self::Blocked | Self::Again | Self::Other => false,
+        }
+    }
+
+    /// Whether nothing was done and the same statement may pass now.
+    pub(super) const fn is_worth_another(self) -> bool {
+        match self {
+            Self::Unsent | Self::Again => true,
+            Self::Lost | Self::Taken | Self::Value | Self::Blocked | Self::Other => false,
+        }
+    }
+}
+
 /// For what only reads.
 pub(super) fn read(error: Error) -> StoreError {
     if matches!(error, Error::ColumnDecode { .. } | Error::Decode(_)) {
@@ -68,7 +91,7 @@ pub(super) fn write(error: Error) -> StoreError {
         Fault::Lost => StoreError::unconfirmed(error),
         Fault::Taken => StoreError::Duplicate,
         Fault::Value => StoreError::corrupt(format!("not written: the database refuses it: {error}")),
-        Fault::Blocked | Fault::Again | Fault::Other => StoreError::unavailable(error),
+        Fault::Unsent | Fault::Blocked | Fault::Again | Fault::Other => StoreError::unavailable(error),
     }
 }
 
@@ -99,6 +122,9 @@ mod tests {
         }
         let reset = Error::Io(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
         assert_eq!(write(reset).kind(), "unconfirmed");
+        let unsent = Error::Io(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert_eq!(fault(&unsent), Fault::Unsent);
+        assert_eq!(write(unsent).kind(), "unavailable");
         assert_eq!(write(Error::PoolTimedOut).kind(), "unavailable");
         assert_eq!(read(Error::PoolTimedOut).kind(), "unavailable");
     }
