@@ -191,7 +191,8 @@ impl Postgres {
     /// When the server does not run or does not stop.
     pub async fn kill(&mut self) {
         let process = self.process.as_ref().expect("the server runs");
-        // The backends first: they end by themselves only once they notice that their parent is gone.
+        // Stopped first, so that it starts no other processes while those it has are killed.
+        process.signal("STOP");
         for pid in children(process.pid) {
             let _ = Command::new("kill")
                 .args(["-KILL", &pid.to_string()])
