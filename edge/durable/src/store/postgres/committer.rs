@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use sqlx::postgres::{PgConnectOptions, PgRow};
+use sqlx::postgres::PgRow;
 
 use super::batched::{Answers, Batched, Done};
-use super::connect::{ATTEMPTS, Line};
+use super::connect::{ATTEMPTS, Line, Server};
 use super::fail::{self, Fault};
 use super::notify::Notifier;
 use super::queue::Queue;
@@ -24,9 +24,9 @@ pub(super) struct Committer {
 }
 
 impl Committer {
-    pub(super) fn new(options: PgConnectOptions, queue: Arc<Queue>, notifier: Notifier) -> Self {
+    pub(super) fn new(server: Server, queue: Arc<Queue>, notifier: Notifier) -> Self {
         Self {
-            line: Line::new(options),
+            line: Line::new(server),
             queue,
             notifier,
         }

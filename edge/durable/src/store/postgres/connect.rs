@@ -1,6 +1,8 @@
 //! Connections: how they are set up, how long anything may take, and what is done with one that was lost.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -133,27 +135,51 @@ async fn bounded<T>(
     }
 }
 
-/// A place for one connection, made when it is needed and again when it was lost.
-pub(super) struct Line {
-    options: PgConnectOptions,
-    setup: &'static str,
-    conn: Option<(PgConnection, Instant)>,
+/// Where connections lead to, and how often one of them was found lost: the others are asked then before they are used again.
+#[derive(Clone)]
+pub(super) struct Server {
+    pub(super) options: PgConnectOptions,
+    lost: Arc<AtomicU64>,
 }
 
-impl Line {
+impl Server {
     pub(super) fn new(options: PgConnectOptions) -> Self {
         Self {
             options,
+            lost: Arc::default(),
+        }
+    }
+}
+
+/// A connection and when it last answered.
+struct Used {
+    conn: PgConnection,
+    at: Instant,
+    /// `Server::lost` by then.
+    lost: u64,
+}
+
+/// A place for one connection, made when it is needed and again when it was lost.
+pub(super) struct Line {
+    server: Server,
+    setup: &'static str,
+    used: Option<Used>,
+}
+
+impl Line {
+    pub(super) fn new(server: Server) -> Self {
+        Self {
+            server,
             setup: SETUP,
-            conn: None,
+            used: None,
         }
     }
 
     /// One whose transactions need not be on disk when they are answered.
-    pub(super) fn relaxed(options: PgConnectOptions) -> Self {
+    pub(super) fn relaxed(server: Server) -> Self {
         Self {
             setup: SETUP_RELAXED,
-            ..Self::new(options)
+            ..Self::new(server)
         }
     }
 
@@ -166,39 +192,47 @@ impl Line {
     }
 
     async fn ready_within(&mut self, trusted: Duration) -> Result<&mut PgConnection, StoreError> {
-        if let Some((conn, used)) = &mut self.conn
-            && used.elapsed() >= trusted
-            && bounded(CONNECT_WITHIN, conn.ping()).await.is_err()
+        let lost = self.server.lost.load(Ordering::Acquire);
+        let mut found = self.used.take();
+        if let Some(used) = &mut found
+            && (used.at.elapsed() >= trusted || used.lost != lost)
         {
-            self.conn = None;
-        }
-        let (conn, _) = match self.conn.take() {
-            Some(found) => self.conn.insert(found),
-            None => {
-                let conn = connect(&self.options, self.setup)
-                    .await
-                    .map_err(StoreError::unavailable)?;
-                self.conn.insert((conn, Instant::now()))
+            if bounded(CONNECT_WITHIN, used.conn.ping()).await.is_ok() {
+                used.lost = lost;
+            } else {
+                found = None;
+                self.server.lost.fetch_add(1, Ordering::AcqRel);
             }
+        }
+        let used = match found {
+            Some(used) => used,
+            None => Used {
+                conn: connect(&self.server.options, self.setup)
+                    .await
+                    .map_err(StoreError::unavailable)?,
+                at: Instant::now(),
+                lost,
+            },
         };
-        Ok(conn)
+        Ok(&mut self.used.insert(used).conn)
     }
 
     /// Runs a statement on it; a connection that is lost over it is dropped.
     pub(super) async fn rows(&mut self, sql: Sql) -> Result<Vec<PgRow>, sqlx::Error> {
-        let Some((conn, _)) = &mut self.conn else {
+        let Some(used) = &mut self.used else {
             return Err(sqlx::Error::WorkerCrashed);
         };
-        let answer = bounded(ANSWER_WITHIN, sql.rows(conn)).await;
-        self.used(answer)
+        let answer = bounded(ANSWER_WITHIN, sql.rows(&mut used.conn)).await;
+        self.after(answer)
     }
 
     /// Notes how a use ended.
-    fn used<T>(&mut self, answer: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+    fn after<T>(&mut self, answer: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
         if answer.as_ref().is_err_and(|e| fail::fault(e).is_of_connection()) {
-            self.conn = None;
-        } else if let Some((_, used)) = &mut self.conn {
-            *used = Instant::now();
+            self.used = None;
+            self.server.lost.fetch_add(1, Ordering::AcqRel);
+        } else if let Some(used) = &mut self.used {
+            used.at = Instant::now();
         }
         answer
     }
@@ -206,16 +240,16 @@ impl Line {
 
 /// The connections for everything but commits. A caller that gives up takes its connection with it.
 pub(super) struct Pool {
-    options: PgConnectOptions,
+    server: Server,
     places: Semaphore,
     /// Of the places that are free; the one used last is the last.
     free: Mutex<Vec<Line>>,
 }
 
 impl Pool {
-    pub(super) fn new(options: PgConnectOptions) -> Self {
+    pub(super) fn new(server: Server) -> Self {
         Self {
-            options,
+            server,
             places: Semaphore::new(POOL),
             free: Mutex::new(Vec::new()),
         }
@@ -225,7 +259,7 @@ impl Pool {
         match tokio::time::timeout(CONNECT_WITHIN, self.places.acquire()).await {
             Ok(Ok(permit)) => {
                 let free = self.free.lock().pop();
-                Ok((permit, free.unwrap_or_else(|| Line::new(self.options.clone()))))
+                Ok((permit, free.unwrap_or_else(|| Line::new(self.server.clone()))))
             }
             Ok(Err(closed)) => Err(StoreError::unavailable(closed)),
             Err(_) => Err(StoreError::unavailable("every connection is in use")),
@@ -282,9 +316,9 @@ impl Pool {
             // A transaction that was left open is rolled back with the next message: its locks must not wait for that.
             let closed = bounded(CONNECT_WITHIN, conn.ping()).await;
             if closed.is_err() {
-                line.conn = None;
+                line.used = None;
             }
-            match line.used(answer) {
+            match line.after(answer) {
                 Err(error) if left > 0 && fail::fault(&error).is_worth_another() => {}
                 answer => break answer,
             }

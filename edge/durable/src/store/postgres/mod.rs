@@ -32,7 +32,7 @@ use tokio::task::JoinHandle;
 
 use self::batched::Batched;
 use self::committer::Committer;
-use self::connect::Pool;
+use self::connect::{Pool, Server};
 use self::notify::Notifier;
 use self::queue::Queue;
 use self::work::{Creation, Job, Posting, Transition, Write};
@@ -67,24 +67,25 @@ impl PostgresStore {
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let options = connect::options(url)?;
         connect::open(&options).await?;
+        let server = Server::new(options);
         let hints = Hints::new();
         let own = uuid::Uuid::now_v7().simple().to_string();
         let (notifier, gathered) = Notifier::new(hints.clone());
         tasks::spawn(
             "postgres hints",
-            notify::tell_others(options.clone(), own.clone(), gathered),
+            notify::tell_others(server.clone(), own.clone(), gathered),
         );
         let listener = tasks::spawn(
             "postgres listener",
-            notify::hear(options.clone(), own, hints.clone()),
+            notify::hear(server.options.clone(), own, hints.clone()),
         );
         let queue = Arc::new(Queue::default());
         for _ in 0..COMMITTERS {
-            let committer = Committer::new(options.clone(), Arc::clone(&queue), notifier.clone());
+            let committer = Committer::new(server.clone(), Arc::clone(&queue), notifier.clone());
             tasks::spawn("postgres committer", committer.run());
         }
         Ok(Self {
-            pool: Pool::new(options),
+            pool: Pool::new(server),
             queue,
             notifier,
             hints,

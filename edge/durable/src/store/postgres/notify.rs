@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::mpsc;
 
-use super::connect::Line;
+use super::connect::{Line, Server};
 use super::sql::Sql;
 use crate::ids::RunId;
 use crate::store::{Hint, Hints};
@@ -69,12 +69,8 @@ impl Notifier {
 }
 
 /// Sends hints to the other stores until there is nobody left to give any. What cannot be sent is dropped.
-pub(super) async fn tell_others(
-    options: PgConnectOptions,
-    from: String,
-    mut gathered: mpsc::UnboundedReceiver<Hint>,
-) {
-    let mut line = Line::relaxed(options);
+pub(super) async fn tell_others(server: Server, from: String, mut gathered: mpsc::UnboundedReceiver<Hint>) {
+    let mut line = Line::relaxed(server);
     let mut hints = Vec::new();
     while gathered.recv_many(&mut hints, GATHERED_MAX).await > 0 {
         tokio::time::sleep(GATHERED_FOR).await;
