@@ -34,8 +34,10 @@ fn nothing_or_unknown<T: std::fmt::Debug>(answer: Result<T, StoreError>) {
     assert!(["unavailable", "unconfirmed"].contains(&kind), "{kind}");
 }
 
+#[track_caller]
 fn nothing<T: std::fmt::Debug>(answer: Result<T, StoreError>) {
-    assert_eq!(answer.expect_err("the database is gone").kind(), "unavailable");
+    let error = answer.expect_err("the database is gone");
+    assert_eq!(error.kind(), "unavailable", "{error:?}");
 }
 
 async fn works_again(store: &dyn Store, acquired: &Acquired) {
