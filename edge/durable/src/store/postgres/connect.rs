@@ -135,7 +135,8 @@ async fn bounded<T>(
     }
 }
 
-/// Where connections lead to, and how often one of them was found lost: the others are asked then before they are used again.
+/// Where connections lead to, and how often one was found lost or could not be made: the others are asked then before they are
+/// used again.
 #[derive(Clone)]
 pub(super) struct Server {
     pub(super) options: PgConnectOptions,
@@ -206,12 +207,16 @@ impl Line {
         }
         let used = match found {
             Some(used) => used,
-            None => Used {
-                conn: connect(&self.server.options, self.setup)
-                    .await
-                    .map_err(StoreError::unavailable)?,
-                at: Instant::now(),
-                lost,
+            None => match connect(&self.server.options, self.setup).await {
+                Ok(conn) => Used {
+                    conn,
+                    at: Instant::now(),
+                    lost,
+                },
+                Err(error) => {
+                    self.server.lost.fetch_add(1, Ordering::AcqRel);
+                    return Err(StoreError::unavailable(error));
+                }
             },
         };
         Ok(&mut self.used.insert(used).conn)
