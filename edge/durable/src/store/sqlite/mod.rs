@@ -103,13 +103,19 @@ impl SqliteStore {
         }
     }
 
-    /// From here on the file grows by at most this many pages of 4 KiB, or without limit: a full disk, for tests.
+    /// From here on the file grows by at most this many pages of 4 KiB, or without limit: a full disk, for tests. A batch that
+    /// finds the disk full fails whole, and this with it: then it is asked again.
     ///
     /// # Errors
-    /// `unavailable`.
+    /// All but `unavailable`.
     #[cfg(feature = "testing")]
     pub async fn limit_growth(&self, pages: Option<u32>) -> Result<(), StoreError> {
-        self.writer.write(lifecycle::LimitGrowth(pages)).await
+        loop {
+            match self.writer.write(lifecycle::LimitGrowth(pages)).await {
+                Err(StoreError::Unavailable { .. }) => tokio::task::yield_now().await,
+                answer => return answer,
+            }
+        }
     }
 
     /// The run of a lease that was just taken. One that cannot be read is given back, and set aside when it is corrupt.
