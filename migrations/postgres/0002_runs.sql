@@ -6,8 +6,7 @@ CREATE TABLE runs (
     -- The front-end: `graph`, `agent`, `flow`.
     kind                text COLLATE "C" NOT NULL,
     definition          text COLLATE "C" NOT NULL,
-    status              text COLLATE "C" NOT NULL CHECK (status IN (
-        'queued', 'running', 'waiting', 'ambiguous', 'succeeded', 'failed', 'cancelled', 'exhausted', 'transferred')),
+    status              text COLLATE "C" NOT NULL,
     -- Empty when the run is over.
     cursor              text COLLATE "C" NOT NULL,
     activation          bigint NOT NULL,
@@ -21,8 +20,7 @@ CREATE TABLE runs (
     outcome             bytea,
     body                bytea  NOT NULL,
     seal                bytea,
-    waiting_kind        text COLLATE "C" CHECK (waiting_kind IN (
-        'approval', 'input', 'event', 'timer', 'retry', 'children', 'reconciliation', 'resume', 'handoff')),
+    waiting_kind        text COLLATE "C",
     -- When the run can be claimed by who finds it unheld; not sealed, derived from the head and the inbox.
     due_at              bigint,
     deadline            bigint,
@@ -79,8 +77,7 @@ CREATE TABLE steps (
     run_id     text COLLATE "C" NOT NULL,
     activation bigint NOT NULL,
     node       text   NOT NULL,
-    status     text   NOT NULL CHECK (status IN (
-        'pending', 'in_progress', 'waiting', 'done', 'failed', 'cancelled', 'exhausted', 'unknown')),
+    status     text   NOT NULL,
     -- JSON: the whole record.
     body       bytea  NOT NULL,
     PRIMARY KEY (run_id, activation)
@@ -90,7 +87,7 @@ CREATE TABLE activities (
     run_id        text COLLATE "C" NOT NULL,
     activity_id   text COLLATE "C" NOT NULL,
     activation    bigint NOT NULL,
-    state         text   NOT NULL CHECK (state IN ('prepared', 'running', 'completed', 'failed', 'unknown')),
+    state         text   NOT NULL,
     body          bytea  NOT NULL,
     input         bytea,
     input_digest  bytea  NOT NULL,
@@ -108,7 +105,7 @@ CREATE TABLE waits (
     wait_id          text COLLATE "C" NOT NULL,
     correlation_id   text COLLATE "C" NOT NULL,
     activation       bigint NOT NULL,
-    status           text   NOT NULL CHECK (status IN ('armed', 'delivered', 'timed_out', 'cancelled')),
+    status           text   NOT NULL,
     deadline         bigint,
     armed_at         bigint NOT NULL,
     body             bytea  NOT NULL,

@@ -10,8 +10,11 @@ pub(super) struct Member<'b> {
     pub(super) rows: &'b Rows,
 }
 
-/// Whether no table has more than one row.
-pub(super) fn small(members: &[Member<'_>]) -> bool {
+/// Rows of a table that are written out one by one: each number of them is a statement of its own to be prepared.
+const FEW: usize = 4;
+
+/// Whether every table has so few rows that they are worth more text.
+pub(super) fn few(members: &[Member<'_>]) -> bool {
     let [member] = members else {
         return false;
     };
@@ -25,7 +28,7 @@ pub(super) fn small(members: &[Member<'_>]) -> bool {
         rows.blobs.len(),
         rows.known.len(),
     ];
-    counts.iter().all(|count| *count <= 1)
+    counts.iter().all(|count| *count <= FEW)
 }
 
 /// Adds `, name AS (INSERT …)` for every table that has rows in this batch. `when` is a condition on `c.place`, true for the
@@ -52,8 +55,7 @@ fn of<'b, R: 'b>(
 /// The two columns every table has here: whose row it is.
 fn whose<'b, R: 'b>(sql: &mut Sql, what: &str, rows: impl Iterator<Item = (&'b Member<'b>, &'b R)> + Clone) {
     sql.push(what).table();
-    sql.column("int4", rows.clone().map(|(member, _)| member.place))
-        .push(", ");
+    sql.column("int4", rows.clone().map(|(member, _)| member.place));
     sql.column("text", rows.map(|(member, _)| member.run));
 }
 
@@ -67,32 +69,24 @@ fn activities(sql: &mut Sql, members: &[Member<'_>], when: &str) {
          SELECT c.run_id, c.activity_id, c.activation, c.state, c.body, c.input, c.input_digest, c.output, \
          c.output_digest, c.seal FROM ";
     whose(sql, what, rows.clone());
-    sql.push(", ")
-        .column("text", rows.clone().map(|(_, r)| &*r.activity_id));
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| r.activation));
-    sql.push(", ")
-        .column("text", rows.clone().map(|(_, r)| &*r.state));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| &*r.body));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| r.input.inline.as_deref()));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| &r.input.digest[..]));
-    sql.push(", ").column(
+    sql.column("text", rows.clone().map(|(_, r)| &*r.activity_id));
+    sql.column("int8", rows.clone().map(|(_, r)| r.activation));
+    sql.column("text", rows.clone().map(|(_, r)| &*r.state));
+    sql.column("bytea", rows.clone().map(|(_, r)| &*r.body));
+    sql.column("bytea", rows.clone().map(|(_, r)| r.input.inline.as_deref()));
+    sql.column("bytea", rows.clone().map(|(_, r)| &r.input.digest[..]));
+    sql.column(
         "bytea",
         rows.clone()
             .map(|(_, r)| r.output.as_ref().and_then(|o| o.inline.as_deref())),
     );
-    sql.push(", ").column(
+    sql.column(
         "bytea",
         rows.clone()
             .map(|(_, r)| r.output.as_ref().map(|o| &o.digest[..])),
     );
-    sql.push(", ")
-        .column("bytea", rows.map(|(_, r)| r.seal.as_ref().map(|s| &s[..])));
-    sql.push(
-        ") AS c(place, run_id, activity_id, activation, state, body, input, input_digest, output, output_digest, seal) \
+    sql.column("bytea", rows.map(|(_, r)| r.seal.as_ref().map(|s| &s[..])));
+    sql.named("c(place, run_id, activity_id, activation, state, body, input, input_digest, output, output_digest, seal) \
          WHERE ",
     )
     .push(when)
@@ -113,38 +107,28 @@ fn waits(sql: &mut Sql, members: &[Member<'_>], when: &str) {
          SELECT c.run_id, c.wait_id, c.correlation_id, c.activation, c.status, c.deadline, c.armed_at, c.body, c.subject, \
          c.subject_digest, c.delivered, c.delivered_digest, c.seal FROM ";
     whose(sql, what, rows.clone());
-    sql.push(", ")
-        .column("text", rows.clone().map(|(_, r)| &*r.wait_id));
-    sql.push(", ")
-        .column("text", rows.clone().map(|(_, r)| &*r.correlation_id));
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| r.activation));
-    sql.push(", ")
-        .column("text", rows.clone().map(|(_, r)| &*r.status));
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| r.deadline));
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| r.armed_at));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| &*r.body));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| r.subject.inline.as_deref()));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| &r.subject.digest[..]));
-    sql.push(", ").column(
+    sql.column("text", rows.clone().map(|(_, r)| &*r.wait_id));
+    sql.column("text", rows.clone().map(|(_, r)| &*r.correlation_id));
+    sql.column("int8", rows.clone().map(|(_, r)| r.activation));
+    sql.column("text", rows.clone().map(|(_, r)| &*r.status));
+    sql.column("int8", rows.clone().map(|(_, r)| r.deadline));
+    sql.column("int8", rows.clone().map(|(_, r)| r.armed_at));
+    sql.column("bytea", rows.clone().map(|(_, r)| &*r.body));
+    sql.column("bytea", rows.clone().map(|(_, r)| r.subject.inline.as_deref()));
+    sql.column("bytea", rows.clone().map(|(_, r)| &r.subject.digest[..]));
+    sql.column(
         "bytea",
         rows.clone()
             .map(|(_, r)| r.delivered.as_ref().and_then(|d| d.inline.as_deref())),
     );
-    sql.push(", ").column(
+    sql.column(
         "bytea",
         rows.clone()
             .map(|(_, r)| r.delivered.as_ref().map(|d| &d.digest[..])),
     );
-    sql.push(", ")
-        .column("bytea", rows.map(|(_, r)| r.seal.as_ref().map(|s| &s[..])));
-    sql.push(
-        ") AS c(place, run_id, wait_id, correlation_id, activation, status, deadline, armed_at, body, subject, \
+    sql.column("bytea", rows.map(|(_, r)| r.seal.as_ref().map(|s| &s[..])));
+    sql.named(
+        "c(place, run_id, wait_id, correlation_id, activation, status, deadline, armed_at, body, subject, \
          subject_digest, delivered, delivered_digest, seal) WHERE ",
     )
     .push(when)
@@ -165,12 +149,11 @@ fn steps(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     let what = ", step AS (INSERT INTO steps AS t (run_id, activation, node, status, body) \
          SELECT c.run_id, c.activation, c.node, c.status, c.body FROM ";
     whose(sql, what, rows.clone());
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| r.activation));
-    sql.push(", ").column("text", rows.clone().map(|(_, r)| &*r.node));
-    sql.push(", ").column("text", rows.clone().map(|(_, r)| r.status));
-    sql.push(", ").column("bytea", rows.map(|(_, r)| &*r.body));
-    sql.push(") AS c(place, run_id, activation, node, status, body) WHERE ")
+    sql.column("int8", rows.clone().map(|(_, r)| r.activation));
+    sql.column("text", rows.clone().map(|(_, r)| &*r.node));
+    sql.column("text", rows.clone().map(|(_, r)| r.status));
+    sql.column("bytea", rows.map(|(_, r)| &*r.body));
+    sql.named("c(place, run_id, activation, node, status, body) WHERE ")
         .push(when)
         .push(
             " ON CONFLICT (run_id, activation) DO UPDATE SET node = EXCLUDED.node, status = EXCLUDED.status, \
@@ -186,17 +169,12 @@ fn decisions(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     let what = ", decision AS (INSERT INTO decisions (run_id, scope, decision_id, content, body, created_at) \
          SELECT c.run_id, c.scope, c.decision_id, c.content, c.body, c.created_at FROM ";
     whose(sql, what, rows.clone());
-    sql.push(", ")
-        .column("text", rows.clone().map(|(_, r)| r.scope.to_text()));
-    sql.push(", ")
-        .column("text", rows.clone().map(|(_, r)| r.id.as_str()));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| &r.content[..]));
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| &*r.body));
-    sql.push(", ")
-        .column("int8", rows.map(|(_, r)| r.created_at.as_millis()));
-    sql.push(") AS c(place, run_id, scope, decision_id, content, body, created_at) WHERE ")
+    sql.column("text", rows.clone().map(|(_, r)| r.scope.to_text()));
+    sql.column("text", rows.clone().map(|(_, r)| r.id.as_str()));
+    sql.column("bytea", rows.clone().map(|(_, r)| &r.content[..]));
+    sql.column("bytea", rows.clone().map(|(_, r)| &*r.body));
+    sql.column("int8", rows.map(|(_, r)| r.created_at.as_millis()));
+    sql.named("c(place, run_id, scope, decision_id, content, body, created_at) WHERE ")
         .push(when)
         .push(")");
 }
@@ -209,17 +187,13 @@ fn events(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     let what = ", event AS (INSERT INTO events (run_id, seq, life, name, terminal, time, data) \
          SELECT c.run_id, c.seq, c.life, c.name, c.terminal, c.time, c.data FROM ";
     whose(sql, what, rows.clone());
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| super::work::signed(r.seq)));
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| i64::from(r.life)));
-    sql.push(", ").column("text", rows.clone().map(|(_, r)| &*r.name));
-    sql.push(", ")
-        .column("bool", rows.clone().map(|(_, r)| r.terminal));
-    sql.push(", ")
-        .column("int8", rows.clone().map(|(_, r)| r.time.as_millis()));
-    sql.push(", ").column("bytea", rows.map(|(_, r)| &*r.data));
-    sql.push(") AS c(place, run_id, seq, life, name, terminal, time, data) WHERE ")
+    sql.column("int8", rows.clone().map(|(_, r)| super::work::signed(r.seq)));
+    sql.column("int8", rows.clone().map(|(_, r)| i64::from(r.life)));
+    sql.column("text", rows.clone().map(|(_, r)| &*r.name));
+    sql.column("bool", rows.clone().map(|(_, r)| r.terminal));
+    sql.column("int8", rows.clone().map(|(_, r)| r.time.as_millis()));
+    sql.column("bytea", rows.map(|(_, r)| &*r.data));
+    sql.named("c(place, run_id, seq, life, name, terminal, time, data) WHERE ")
         .push(when)
         .push(")");
 }
@@ -232,10 +206,9 @@ fn blobs(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     let what = ", blob AS (INSERT INTO blobs (run_id, digest, bytes) \
          SELECT c.run_id, c.digest, c.bytes FROM ";
     whose(sql, what, rows.clone());
-    sql.push(", ")
-        .column("bytea", rows.clone().map(|(_, r)| &r.digest[..]));
-    sql.push(", ").column("bytea", rows.map(|(_, r)| &*r.bytes));
-    sql.push(") AS c(place, run_id, digest, bytes) WHERE ")
+    sql.column("bytea", rows.clone().map(|(_, r)| &r.digest[..]));
+    sql.column("bytea", rows.map(|(_, r)| &*r.bytes));
+    sql.named("c(place, run_id, digest, bytes) WHERE ")
         .push(when)
         .push(" ON CONFLICT (run_id, digest) DO NOTHING)");
 }

@@ -67,10 +67,9 @@ fn lock_known(sql: &mut Sql, members: &[Member<'_>]) {
     });
     sql.push(" LEFT JOIN LATERAL (SELECT count(*) AS found FROM (SELECT 1 FROM ")
         .table();
-    sql.column("int4", rows.clone().map(|(place, _)| place))
-        .push(", ");
-    sql.column("bytea", rows.map(|(_, digest)| digest)).push(
-        ") AS n(place, digest) JOIN blobs b ON b.run_id = r.run_id AND b.digest = n.digest \
+    sql.column("int4", rows.clone().map(|(place, _)| place));
+    sql.column("bytea", rows.map(|(_, digest)| digest)).named(
+        "n(place, digest) JOIN blobs b ON b.run_id = r.run_id AND b.digest = n.digest \
          WHERE n.place = i.place FOR KEY SHARE OF b) AS kept) AS p ON true",
     );
 }
@@ -85,26 +84,20 @@ fn uncarried<'b>(members: &'b [Member<'b>]) -> impl Iterator<Item = i64> + 'b {
 pub(super) fn transitions(members: &[Of<'_, Transition>]) -> Sql {
     let rows = beside(members, |work: &Transition| &work.rows);
     let work = members.iter().map(|(_, work)| *work);
-    let mut sql = Sql::of_rows(beside::small(&rows), "WITH input AS MATERIALIZED (SELECT * FROM ");
+    let mut sql = Sql::of_rows(beside::few(&rows), "WITH input AS MATERIALIZED (SELECT * FROM ");
     sql.table();
-    sql.column("int4", places(members)).push(", ");
-    sql.column("text", members.iter().map(|(run, _)| run.as_str()))
-        .push(", ");
-    sql.column("int8", work.clone().map(|w| signed(w.guard.revision.get())))
-        .push(", ");
-    sql.column("int8", work.clone().map(|w| wanted(&w.guard)))
-        .push(", ");
-    sql.column("int8", work.clone().map(|w| w.guard.signal.map(signed)))
-        .push(", ");
+    sql.column("int4", places(members));
+    sql.column("text", members.iter().map(|(run, _)| run.as_str()));
+    sql.column("int8", work.clone().map(|w| signed(w.guard.revision.get())));
+    sql.column("int8", work.clone().map(|w| wanted(&w.guard)));
+    sql.column("int8", work.clone().map(|w| w.guard.signal.map(signed)));
     sql.column(
         "int8",
         work.clone().map(|w| w.rows.events.first().map(|e| signed(e.seq))),
-    )
-    .push(", ");
-    sql.column("int8", uncarried(&rows)).push(", ");
-    sql.column("int8", work.clone().map(|w| w.due_at)).push(", ");
-    sql.column("bool", work.clone().map(|w| w.release)).push(
-        ") AS i(place, run_id, guard_revision, wanted, seen, first_seq, uncarried, due, release)), \
+    );
+    sql.column("int8", uncarried(&rows));
+    sql.column("int8", work.clone().map(|w| w.due_at));
+    sql.column("bool", work.clone().map(|w| w.release)).named("i(place, run_id, guard_revision, wanted, seen, first_seq, uncarried, due, release)), \
          locked AS MATERIALIZED (\
          SELECT x.*, COALESCE(x.written AND x.due <= x.now AND (x.held_by IS NULL OR x.release), false) AS claimable \
          FROM (SELECT y.*, COALESCE(y.revision = y.guard_revision AND (y.seen IS NULL OR y.seen = y.signal) \
@@ -136,39 +129,30 @@ fn heads(sql: &mut Sql, members: &[Of<'_, Transition>]) {
     let work = members.iter().map(|(_, work)| *work);
     let head = members.iter().map(|(_, work)| &work.head);
     sql.push("written AS MATERIALIZED (SELECT * FROM ").table();
-    sql.column("int4", places(members)).push(", ");
-    sql.column("text", head.clone().map(|h| &*h.run_id)).push(", ");
-    sql.column("text", head.clone().map(|h| &*h.kind)).push(", ");
-    sql.column("text", head.clone().map(|h| &*h.definition))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| &*h.status)).push(", ");
-    sql.column("text", head.clone().map(|h| &*h.cursor)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.activation)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.revision)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.schema_version))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| h.parent_id.as_deref()))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| &*h.root_id)).push(", ");
-    sql.column("bytea", head.clone().map(|h| h.state.inline.as_deref()))
-        .push(", ");
-    sql.column("bytea", head.clone().map(|h| &h.state.digest[..]))
-        .push(", ");
-    sql.column("bytea", head.clone().map(|h| &*h.budgets)).push(", ");
-    sql.column("bytea", head.clone().map(|h| h.outcome.as_deref()))
-        .push(", ");
-    sql.column("bytea", head.clone().map(|h| &*h.body)).push(", ");
-    sql.column("bytea", head.clone().map(|h| h.seal.as_ref().map(|s| &s[..])))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| h.waiting_kind.as_deref()))
-        .push(", ");
-    sql.column("int8", work.clone().map(|w| w.due_at)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.deadline)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.created_at)).push(", ");
-    sql.column("int8", head.map(|h| h.updated_at)).push(", ");
-    sql.column("int8", work.clone().map(|w| w.grows)).push(", ");
-    sql.column("bytea", work.map(|w| w.checkpoint_seal.as_ref().map(|s| &s[..]))).push(
-        ") AS c(place, run_id, kind, definition, status, cursor, activation, revision, schema_version, parent_id, \
+    sql.column("int4", places(members));
+    sql.column("text", head.clone().map(|h| &*h.run_id));
+    sql.column("text", head.clone().map(|h| &*h.kind));
+    sql.column("text", head.clone().map(|h| &*h.definition));
+    sql.column("text", head.clone().map(|h| &*h.status));
+    sql.column("text", head.clone().map(|h| &*h.cursor));
+    sql.column("int8", head.clone().map(|h| h.activation));
+    sql.column("int8", head.clone().map(|h| h.revision));
+    sql.column("int8", head.clone().map(|h| h.schema_version));
+    sql.column("text", head.clone().map(|h| h.parent_id.as_deref()));
+    sql.column("text", head.clone().map(|h| &*h.root_id));
+    sql.column("bytea", head.clone().map(|h| h.state.inline.as_deref()));
+    sql.column("bytea", head.clone().map(|h| &h.state.digest[..]));
+    sql.column("bytea", head.clone().map(|h| &*h.budgets));
+    sql.column("bytea", head.clone().map(|h| h.outcome.as_deref()));
+    sql.column("bytea", head.clone().map(|h| &*h.body));
+    sql.column("bytea", head.clone().map(|h| h.seal.as_ref().map(|s| &s[..])));
+    sql.column("text", head.clone().map(|h| h.waiting_kind.as_deref()));
+    sql.column("int8", work.clone().map(|w| w.due_at));
+    sql.column("int8", head.clone().map(|h| h.deadline));
+    sql.column("int8", head.clone().map(|h| h.created_at));
+    sql.column("int8", head.map(|h| h.updated_at));
+    sql.column("int8", work.clone().map(|w| w.grows));
+    sql.column("bytea", work.map(|w| w.checkpoint_seal.as_ref().map(|s| &s[..]))).named("c(place, run_id, kind, definition, status, cursor, activation, revision, schema_version, parent_id, \
          root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, created_at, \
          updated_at, grows, checkpoint_seal) WHERE ",
     );
@@ -196,10 +180,9 @@ fn releases(sql: &mut Sql, members: &[Of<'_, Transition>]) {
     }
     sql.push(", released AS (UPDATE run_leases AS t SET expires_at = 0 FROM ")
         .table();
-    sql.column("int4", released.clone().map(|(place, _)| place))
-        .push(", ");
+    sql.column("int4", released.clone().map(|(place, _)| place));
     sql.column("text", released.map(|(_, run)| run))
-        .push(") AS c(place, run_id) WHERE t.run_id = c.run_id AND ")
+        .named("c(place, run_id) WHERE t.run_id = c.run_id AND ")
         .push(PASSES)
         .push(")");
 }
@@ -208,22 +191,19 @@ fn releases(sql: &mut Sql, members: &[Of<'_, Transition>]) {
 pub(super) fn posts(members: &[Of<'_, Posting>]) -> Sql {
     let rows = beside(members, |work: &Posting| &work.rows);
     let work = members.iter().map(|(_, work)| *work);
-    let mut sql = Sql::of_rows(beside::small(&rows), "WITH input AS MATERIALIZED (SELECT * FROM ");
+    let mut sql = Sql::of_rows(beside::few(&rows), "WITH input AS MATERIALIZED (SELECT * FROM ");
     sql.table();
-    sql.column("int4", places(members)).push(", ");
-    sql.column("text", members.iter().map(|(run, _)| run.as_str()))
-        .push(", ");
-    sql.column("int8", work.clone().map(|w| w.signal)).push(", ");
+    sql.column("int4", places(members));
+    sql.column("text", members.iter().map(|(run, _)| run.as_str()));
+    sql.column("int8", work.clone().map(|w| w.signal));
     sql.column(
         "text",
         work.clone().map(|w| w.cancel.as_ref().map(|(text, _)| &**text)),
-    )
-    .push(", ");
-    sql.column("int8", work.clone().map(|w| w.cancel.as_ref().map(|(_, at)| *at)))
-        .push(", ");
-    sql.column("bool", work.map(|w| w.wake)).push(", ");
-    sql.column("int8", uncarried(&rows)).push(
-        ") AS i(place, run_id, seen, cancel, cancel_requested_at, wake, uncarried)), \
+    );
+    sql.column("int8", work.clone().map(|w| w.cancel.as_ref().map(|(_, at)| *at)));
+    sql.column("bool", work.map(|w| w.wake));
+    sql.column("int8", uncarried(&rows)).named(
+        "i(place, run_id, seen, cancel, cancel_requested_at, wake, uncarried)), \
          locked AS MATERIALIZED (\
          SELECT x.*, COALESCE(x.written AND x.held_by IS NULL AND x.due <= x.now, false) AS claimable \
          FROM (SELECT y.*, COALESCE(y.seen = y.signal AND y.known, false) AS written, \

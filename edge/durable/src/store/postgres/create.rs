@@ -22,51 +22,40 @@ pub(super) fn creations(members: &[(&RunId, &Creation)]) -> Sql {
         .collect();
     let work = members.iter().map(|(_, work)| *work);
     let head = members.iter().map(|(_, work)| &work.head);
-    let mut sql = Sql::of_rows(beside::small(&rows), "WITH clock AS MATERIALIZED (SELECT ");
+    let mut sql = Sql::of_rows(beside::few(&rows), "WITH clock AS MATERIALIZED (SELECT ");
     sql.push(NOW).push(" AS now)");
     keys(&mut sql, members);
     sql.push(", input AS MATERIALIZED (SELECT * FROM ").table();
-    sql.column("text", head.clone().map(|h| &*h.run_id)).push(", ");
-    sql.column("text", head.clone().map(|h| &*h.kind)).push(", ");
-    sql.column("text", head.clone().map(|h| &*h.definition))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| &*h.status)).push(", ");
-    sql.column("text", head.clone().map(|h| &*h.cursor)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.activation)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.revision)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.schema_version))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| h.parent_id.as_deref()))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| &*h.root_id)).push(", ");
-    sql.column("bytea", head.clone().map(|h| h.state.inline.as_deref()))
-        .push(", ");
-    sql.column("bytea", head.clone().map(|h| &h.state.digest[..]))
-        .push(", ");
-    sql.column("bytea", head.clone().map(|h| &*h.budgets)).push(", ");
-    sql.column("bytea", head.clone().map(|h| h.outcome.as_deref()))
-        .push(", ");
-    sql.column("bytea", head.clone().map(|h| &*h.body)).push(", ");
-    sql.column("bytea", head.clone().map(|h| h.seal.as_ref().map(|s| &s[..])))
-        .push(", ");
-    sql.column("text", head.clone().map(|h| h.waiting_kind.as_deref()))
-        .push(", ");
-    sql.column("int8", work.clone().map(|w| w.due_at)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.deadline)).push(", ");
-    sql.column("int8", head.clone().map(|h| h.created_at)).push(", ");
-    sql.column("int8", head.map(|h| h.updated_at)).push(", ");
+    sql.column("text", head.clone().map(|h| &*h.run_id));
+    sql.column("text", head.clone().map(|h| &*h.kind));
+    sql.column("text", head.clone().map(|h| &*h.definition));
+    sql.column("text", head.clone().map(|h| &*h.status));
+    sql.column("text", head.clone().map(|h| &*h.cursor));
+    sql.column("int8", head.clone().map(|h| h.activation));
+    sql.column("int8", head.clone().map(|h| h.revision));
+    sql.column("int8", head.clone().map(|h| h.schema_version));
+    sql.column("text", head.clone().map(|h| h.parent_id.as_deref()));
+    sql.column("text", head.clone().map(|h| &*h.root_id));
+    sql.column("bytea", head.clone().map(|h| h.state.inline.as_deref()));
+    sql.column("bytea", head.clone().map(|h| &h.state.digest[..]));
+    sql.column("bytea", head.clone().map(|h| &*h.budgets));
+    sql.column("bytea", head.clone().map(|h| h.outcome.as_deref()));
+    sql.column("bytea", head.clone().map(|h| &*h.body));
+    sql.column("bytea", head.clone().map(|h| h.seal.as_ref().map(|s| &s[..])));
+    sql.column("text", head.clone().map(|h| h.waiting_kind.as_deref()));
+    sql.column("int8", work.clone().map(|w| w.due_at));
+    sql.column("int8", head.clone().map(|h| h.deadline));
+    sql.column("int8", head.clone().map(|h| h.created_at));
+    sql.column("int8", head.map(|h| h.updated_at));
     sql.column(
         "bytea",
         work.clone().map(|w| w.checkpoint_seal.as_ref().map(|s| &s[..])),
-    )
-    .push(", ");
+    );
     sql.column(
         "text",
         work.clone().map(|w| w.lease.as_ref().map(|l| l.owner.as_str())),
-    )
-    .push(", ");
-    sql.column("int8", work.map(|w| w.lease.as_ref().map(|l| ttl_ms(l.ttl)))).push(
-        ") AS c(run_id, kind, definition, status, cursor, activation, revision, schema_version, parent_id, root_id, \
+    );
+    sql.column("int8", work.map(|w| w.lease.as_ref().map(|l| ttl_ms(l.ttl)))).named("c(run_id, kind, definition, status, cursor, activation, revision, schema_version, parent_id, root_id, \
          state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, created_at, updated_at, \
          checkpoint_seal, owner, ttl)), \
          fence AS (INSERT INTO run_fences (run_id, fence) \
@@ -105,12 +94,10 @@ fn keys(sql: &mut Sql, members: &[(&RunId, &Creation)]) {
          SELECT c.scope, c.key, c.request, c.run_id, c.created_at FROM ",
     )
     .table();
-    sql.column("text", keys.iter().map(|(k, _)| &*k.scope)).push(", ");
-    sql.column("text", keys.iter().map(|(k, _)| &*k.key)).push(", ");
-    sql.column("bytea", keys.iter().map(|(k, _)| &k.request[..]))
-        .push(", ");
-    sql.column("text", keys.iter().map(|(_, h)| &*h.run_id))
-        .push(", ");
+    sql.column("text", keys.iter().map(|(k, _)| &*k.scope));
+    sql.column("text", keys.iter().map(|(k, _)| &*k.key));
+    sql.column("bytea", keys.iter().map(|(k, _)| &k.request[..]));
+    sql.column("text", keys.iter().map(|(_, h)| &*h.run_id));
     sql.column("int8", keys.iter().map(|(_, h)| h.created_at))
-        .push(") AS c(scope, key, request, run_id, created_at))");
+        .named("c(scope, key, request, run_id, created_at))");
 }

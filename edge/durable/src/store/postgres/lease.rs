@@ -228,13 +228,13 @@ fn claim_sql(claim: &Claim, limit: i64) -> Sql {
         .push(") AND h.quarantine IS NULL AND h.schema_version <= ")
         .bind(i64::from(SCHEMA_VERSION))
         .push(" AND length(h.kind) || ':' || h.kind || h.definition = ANY(")
-        .column("text", definitions)
+        .array("text", definitions)
         .push(
             ") AND COALESCE((SELECT e.expires_at FROM run_leases e WHERE e.run_id = h.run_id), 0) <= (SELECT ",
         )
         .push(NOW)
         .push(") AND h.run_id <> ALL(")
-        .column("text", claim.except.iter().map(RunId::as_str))
+        .array("text", claim.except.iter().map(RunId::as_str))
         .push(") ORDER BY h.due_at, h.run_id LIMIT ")
         .bind(limit)
         .push(" FOR UPDATE OF h SKIP LOCKED), ");
@@ -293,13 +293,11 @@ fn handles(sql: &mut Sql, leases: &[(i32, &Lease)]) {
          FROM (SELECT i.place, i.run_id, i.wanted, r.signal, r.due_at, l.incarnation, l.expires_at, ",
     )
     .push(NOW)
-    .push(" AS now FROM unnest(");
-    sql.column("int4", leases.iter().map(|(place, _)| *place))
-        .push(", ");
-    sql.column("text", leases.iter().map(|(_, l)| l.run.as_str()))
-        .push(", ");
-    sql.column("int8", leases.iter().map(|(_, l)| signed(l.incarnation))).push(
-        ") AS i(place, run_id, wanted) \
+    .push(" AS now FROM ")
+    .table();
+    sql.column("int4", leases.iter().map(|(place, _)| *place));
+    sql.column("text", leases.iter().map(|(_, l)| l.run.as_str()));
+    sql.column("int8", leases.iter().map(|(_, l)| signed(l.incarnation))).named("i(place, run_id, wanted) \
          LEFT JOIN LATERAL (SELECT h.run_id, h.signal, h.due_at FROM runs h WHERE h.run_id = i.run_id FOR UPDATE) AS r ON true \
          LEFT JOIN LATERAL (SELECT e.incarnation, e.expires_at FROM run_leases e \
          WHERE e.run_id = r.run_id FOR UPDATE) AS l ON true OFFSET 0) AS z)",

@@ -84,7 +84,7 @@ pub(super) async fn tell_others(server: Server, from: String, mut gathered: mpsc
             continue;
         }
         let mut sql = Sql::new("SELECT pg_notify('iop_durable', c) FROM unnest(");
-        sql.column("text", payloads.iter().map(String::as_str))
+        sql.array("text", payloads.iter().map(String::as_str))
             .push(") AS c");
         if let Err(error) = line.rows(sql).await {
             tracing::debug!(%error, "hints were not sent");

@@ -29,6 +29,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
+    /// The committer that waited last goes first: its connection and the server's process behind it are warm.
     ready: Notify,
 }
 
@@ -88,7 +89,7 @@ impl Queue {
             }
             state.waiting.push_back(write);
         }
-        self.ready.notify_one();
+        self.ready.notify_last();
         Ok(())
     }
 
@@ -155,7 +156,7 @@ impl Queue {
             !state.waiting.is_empty()
         };
         if waiting {
-            self.ready.notify_one();
+            self.ready.notify_last();
         }
     }
 

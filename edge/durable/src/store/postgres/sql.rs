@@ -16,8 +16,10 @@ pub(super) const NOW: &str = "floor(date_part('epoch', clock_timestamp()) * 1000
 pub(super) struct Sql {
     text: String,
     arguments: PgArguments,
-    /// Whether every table of values has one row, so that values need no arrays: they cost more than what is done with them.
-    single: bool,
+    /// Whether tables of values are written out row by row: arrays cost more than what is done with a few values.
+    by_rows: bool,
+    /// The columns of the table that is open: the type, the first parameter and the number of parameters.
+    columns: Vec<(&'static str, usize, usize)>,
     /// The first value that could not be encoded.
     failed: Option<BoxDynError>,
 }
@@ -29,10 +31,10 @@ impl Sql {
         sql
     }
 
-    /// One whose tables of values have one row each, or any number.
-    pub(super) fn of_rows(single: bool, text: &str) -> Self {
+    /// One whose tables of values are written out row by row, or are arrays of any length.
+    pub(super) fn of_rows(by_rows: bool, text: &str) -> Self {
         Self {
-            single,
+            by_rows,
             ..Self::new(text)
         }
     }
@@ -54,27 +56,58 @@ impl Sql {
         self
     }
 
-    /// Opens a table of values: columns follow, then `) AS name(column, …)`.
-    pub(super) fn table(&mut self) -> &mut Self {
-        self.push(if self.single { "(SELECT " } else { "unnest(" })
-    }
-
-    /// A column of a table: `$n::type[]`, or `$n::type` for the value of the only row.
-    pub(super) fn column<'t, I>(&mut self, kind: &str, mut values: I) -> &mut Self
+    /// All values as one array, `$n::type[]`.
+    pub(super) fn array<'t, I>(&mut self, kind: &'static str, values: I) -> &mut Self
     where
         I: Iterator,
         I::Item: Encode<'t, Postgres> + Type<Postgres> + PgHasArrayType,
     {
-        let array = if self.single { "" } else { "[]" };
-        let added = match values.next() {
-            Some(only) if self.single => self.arguments.add(only),
-            first => self.arguments.add(first.into_iter().chain(values).bind_iter()),
+        self.bind(values.bind_iter()).push("::").push(kind).push("[]")
+    }
+
+    /// Opens a table of values: columns follow, all of one length, then its name.
+    pub(super) fn table(&mut self) -> &mut Self {
+        self.columns.clear();
+        self
+    }
+
+    /// A column of the open table.
+    pub(super) fn column<'t, I>(&mut self, kind: &'static str, values: I) -> &mut Self
+    where
+        I: Iterator,
+        I::Item: Encode<'t, Postgres> + Type<Postgres> + PgHasArrayType,
+    {
+        let first = self.arguments.len() + 1;
+        let added = if self.by_rows {
+            let mut values = values;
+            values.try_for_each(|value| self.arguments.add(value))
+        } else {
+            self.arguments.add(values.bind_iter())
         };
         if let Err(error) = added {
             self.failed.get_or_insert(error);
         }
-        let _ = write!(self.text, "${}::{kind}{array}", self.arguments.len());
+        self.columns.push((kind, first, self.arguments.len() + 1 - first));
         self
+    }
+
+    /// Closes the open table under this name, `name(column, …)`; what comes after it may follow.
+    pub(super) fn named(&mut self, name: &str) -> &mut Self {
+        let columns = std::mem::take(&mut self.columns);
+        let (text, by_rows) = (&mut self.text, self.by_rows);
+        let rows = columns.first().map_or(0, |(_, _, rows)| *rows);
+        text.push_str(if by_rows { "(VALUES " } else { "unnest" });
+        for row in 0..rows {
+            text.push_str(if row == 0 { "(" } else { ", (" });
+            for (at, (kind, first, _)) in columns.iter().enumerate() {
+                let comma = if at == 0 { "" } else { ", " };
+                let array = if by_rows { "" } else { "[]" };
+                let _ = write!(text, "{comma}${}::{kind}{array}", first + row);
+            }
+            text.push(')');
+        }
+        text.push_str(if by_rows { ") AS " } else { " AS " });
+        self.push(name)
     }
 
     /// Runs it to its end. Never with a row limit: a statement that writes must not be left half way.
