@@ -1,12 +1,14 @@
 -- Durable runs: one head per run and its rows. Times are milliseconds since 1970-01-01 UTC. What the engine seals or what a host
 -- owns is bytea, byte for byte; payloads above 4096 bytes are in `blobs` and their column is NULL. Text compares by its bytes, as
 -- in SQLite. Room is left in the pages of heads and leases: an update that changes no indexed column stays in its page.
+-- Lists of words are checked by an expression: a list would be parsed word by word with every statement, an eighth of a step.
 CREATE TABLE runs (
     run_id              text COLLATE "C" NOT NULL PRIMARY KEY,
     -- The front-end: `graph`, `agent`, `flow`.
     kind                text COLLATE "C" NOT NULL,
     definition          text COLLATE "C" NOT NULL,
-    status              text COLLATE "C" NOT NULL,
+    status              text COLLATE "C" NOT NULL CHECK (status ~
+        '^(queued|running|waiting|ambiguous|succeeded|failed|cancelled|exhausted|transferred)$'),
     -- Empty when the run is over.
     cursor              text COLLATE "C" NOT NULL,
     activation          bigint NOT NULL,
@@ -20,7 +22,8 @@ CREATE TABLE runs (
     outcome             bytea,
     body                bytea  NOT NULL,
     seal                bytea,
-    waiting_kind        text COLLATE "C",
+    waiting_kind        text COLLATE "C" CHECK (waiting_kind ~
+        '^(approval|input|event|timer|retry|children|reconciliation|resume|handoff)$'),
     -- When the run can be claimed by who finds it unheld; not sealed, derived from the head and the inbox.
     due_at              bigint,
     deadline            bigint,
@@ -77,7 +80,8 @@ CREATE TABLE steps (
     run_id     text COLLATE "C" NOT NULL,
     activation bigint NOT NULL,
     node       text   NOT NULL,
-    status     text   NOT NULL,
+    status     text   NOT NULL CHECK (status ~
+        '^(pending|in_progress|waiting|done|failed|cancelled|exhausted|unknown)$'),
     -- JSON: the whole record.
     body       bytea  NOT NULL,
     PRIMARY KEY (run_id, activation)
@@ -87,7 +91,7 @@ CREATE TABLE activities (
     run_id        text COLLATE "C" NOT NULL,
     activity_id   text COLLATE "C" NOT NULL,
     activation    bigint NOT NULL,
-    state         text   NOT NULL,
+    state         text   NOT NULL CHECK (state ~ '^(prepared|running|completed|failed|unknown)$'),
     body          bytea  NOT NULL,
     input         bytea,
     input_digest  bytea  NOT NULL,
@@ -105,7 +109,7 @@ CREATE TABLE waits (
     wait_id          text COLLATE "C" NOT NULL,
     correlation_id   text COLLATE "C" NOT NULL,
     activation       bigint NOT NULL,
-    status           text   NOT NULL,
+    status           text   NOT NULL CHECK (status ~ '^(armed|delivered|timed_out|cancelled)$'),
     deadline         bigint,
     armed_at         bigint NOT NULL,
     body             bytea  NOT NULL,

@@ -162,6 +162,8 @@ pub async fn rows_rot(fixture: &dyn Fixture) {
     let healthy: Vec<Case> = (0..4)
         .map(|n| Case::new(&format!("healthy-{n}"), &store))
         .collect();
+    // Somebody is there to be listed, however slowly the others begin.
+    healthy[0].until(|_| true).await;
     let others = async {
         // One after the other, so that some are under way all the time.
         for case in &healthy {
