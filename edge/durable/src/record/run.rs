@@ -12,6 +12,7 @@ use crate::ids::{DecisionId, NodeName, Revision, RunId, WaitId};
 use crate::payload::{Digest, Payload};
 use crate::record::words;
 use crate::time::Timestamp;
+use crate::token::ResumeToken;
 
 words! {
     /// Where a run stands. The last five are ends (D13 to D18).
@@ -146,6 +147,16 @@ pub struct RunHead {
     pub commit_id: Uuid,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
+}
+
+impl RunHead {
+    /// What a resume of the run as it is needs.
+    pub fn token(&self) -> ResumeToken {
+        ResumeToken {
+            run: self.id.clone(),
+            revision: self.revision,
+        }
+    }
 }
 
 /// A request to cancel, kept beside the head until the holder of the run acts on it.

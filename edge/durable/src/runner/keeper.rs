@@ -10,14 +10,17 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, broadcast};
 use tokio::time::Instant;
 
-use crate::ids::RunId;
-use crate::store::{Committed, Hint, Lease, Renewal, Store};
+use crate::ids::{Owner, RunId};
+use crate::store::{Acquired, Committed, Hint, Lease, LeaseRequest, Renewal, Store, StoreError};
 use crate::tasks;
 use crate::time::Timestamp;
+
+const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The leases this process holds.
 pub(crate) struct Keeper {
     store: Arc<dyn Store>,
+    owner: Owner,
     ttl: Duration,
     held: Mutex<BTreeMap<(RunId, u64), Arc<HeldState>>>,
     running: AtomicBool,
@@ -44,9 +47,10 @@ pub(crate) struct Held {
 }
 
 impl Keeper {
-    pub(crate) fn new(store: Arc<dyn Store>, ttl: Duration) -> Arc<Self> {
+    pub(crate) fn new(store: Arc<dyn Store>, owner: Owner, ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
             store,
+            owner,
             ttl,
             held: Mutex::new(BTreeMap::new()),
             running: AtomicBool::new(false),
@@ -57,17 +61,25 @@ impl Keeper {
         self.ttl
     }
 
-    /// Takes care of a lease of at least this keeper's time, asked for at `asked` and answered when the store's clock said `now`.
-    /// How long it lasts is counted here: a lease's end and `now` may be of two clocks.
-    pub(crate) fn hold(self: &Arc<Self>, lease: Lease, asked: Instant, now: Timestamp, signal: u64) -> Held {
+    pub(crate) fn request(&self) -> LeaseRequest {
+        LeaseRequest {
+            owner: self.owner.clone(),
+            ttl: self.ttl,
+        }
+    }
+
+    /// Takes care of a lease of at least this keeper's time that was asked for at `asked`. How long it lasts is counted here: its
+    /// end and the store's `now` may be of two clocks.
+    pub(crate) fn hold(self: &Arc<Self>, acquired: &Acquired, asked: Instant) -> Held {
+        let (lease, loaded) = (acquired.lease.clone(), &acquired.loaded);
         let key = (lease.run.clone(), lease.incarnation);
         let state = Arc::new(HeldState {
             lease,
             valid_until: Mutex::new(asked + self.ttl),
             lost: AtomicBool::new(false),
-            signal: AtomicU64::new(signal),
+            signal: AtomicU64::new(loaded.inbox.signal),
             poked: AtomicBool::new(false),
-            clock: Mutex::new((now, Instant::now())),
+            clock: Mutex::new((loaded.now, Instant::now())),
             changed: Notify::new(),
         });
         self.held.lock().insert(key, Arc::clone(&state));
@@ -80,6 +92,16 @@ impl Keeper {
         Held {
             keeper: Arc::clone(self),
             state,
+        }
+    }
+
+    /// Gives a lease back, within five seconds and whatever became of the caller (D135).
+    pub(crate) async fn release(&self, held: &Held) {
+        let release = self.store.release(held.lease().clone());
+        match tokio::time::timeout(RELEASE_WITHIN, release).await {
+            Ok(Ok(()) | Err(StoreError::LeaseLost)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "a lease was not released; it will expire"),
+            Err(_) => tracing::warn!("a lease was not released in time; it will expire"),
         }
     }
 

@@ -1,11 +1,13 @@
 //! Runs graphs: starts, resumes and claims them, one segment at a time, each under a lease.
 
+mod accept;
 mod bindings;
 mod ctx;
 mod draft;
 mod drive;
 mod ending;
 mod error;
+mod journal;
 mod keeper;
 mod ledger;
 mod operate;
@@ -23,8 +25,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use uuid::Uuid;
 
+pub use accept::{Accepted, Start};
 pub use bindings::Bindings;
 pub use ctx::{Activity, ActivityError, Answer, Call, CallError, Ctx, Gate, idempotency_key};
 pub use error::RunError;
@@ -34,15 +36,14 @@ pub use resume::{Evaluated, Resume, ResumeDecision, ResumePlan};
 pub use stream::{RunStream, StreamEvent};
 
 use crate::graph::Graph;
-use crate::ids::{NodeName, Owner, Revision, RunId, check_text};
+use crate::ids::{NodeName, Owner, RunId};
 use crate::payload::Payload;
-use crate::record::{Budget, EventName, EventRecord, Lineage, Outcome, Reason, RunHead, Status, Waiting};
-use crate::runner::keeper::{Held, Keeper};
+use crate::record::{Budget, Outcome, Reason, RunHead, Status, Waiting};
+use crate::runner::keeper::Keeper;
 use crate::runner::ledger::Entry;
 use crate::runner::resume::{Intent, refusal};
 use crate::runner::segment::Segment;
-use crate::store::{Acquired, Create, Created, IdempotencyKey, LeaseRequest, Loaded, Store};
-use crate::time::Timestamp;
+use crate::store::{Acquired, Store};
 use crate::token::ResumeToken;
 
 /// Limits of one run (D262). Beyond them a call is refused before anything happens.
@@ -63,6 +64,29 @@ impl Default for Limits {
             max_payload: 16 << 20,
             max_deliveries: 1000,
         }
+    }
+}
+
+impl Limits {
+    /// # Errors
+    /// `payload_too_large`.
+    pub(crate) fn check_payload(&self, what: &'static str, bytes: usize) -> Result<(), RunError> {
+        within(what, bytes, self.max_payload)
+    }
+
+    /// # Errors
+    /// `payload_too_large`.
+    pub(crate) fn check_state(&self, state: &Payload) -> Result<(), RunError> {
+        within("state", state.bytes().len(), self.max_state)
+    }
+}
+
+fn within(what: &'static str, bytes: usize, limit: u64) -> Result<(), RunError> {
+    let bytes = bytes as u64;
+    if bytes > limit {
+        Err(RunError::PayloadTooLarge { what, bytes, limit })
+    } else {
+        Ok(())
     }
 }
 
@@ -112,54 +136,9 @@ pub(crate) struct Inner<S, E> {
     pub(crate) graph: Arc<Graph<S, E>>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) keeper: Arc<Keeper>,
-    pub(crate) owner: Owner,
     pub(crate) limits: Limits,
     pub(crate) cancel_grace: Duration,
     pub(crate) bindings: Arc<Bindings>,
-}
-
-/// A run to begin.
-#[derive(Debug, Clone)]
-pub struct Start<S> {
-    /// Made up when absent.
-    pub run: Option<RunId>,
-    pub state: S,
-    pub metadata: BTreeMap<String, String>,
-    pub deadline: Option<crate::graph::Deadline>,
-    /// Limits other than the graph's, for budgets it declares.
-    pub budgets: BTreeMap<String, u64>,
-    pub parent: Option<Lineage>,
-    pub traceparent: Option<String>,
-    pub idempotency: Option<IdempotencyKey>,
-}
-
-impl<S> Start<S> {
-    pub fn new(state: S) -> Self {
-        Self {
-            run: None,
-            state,
-            metadata: BTreeMap::new(),
-            deadline: None,
-            budgets: BTreeMap::new(),
-            parent: None,
-            traceparent: None,
-            idempotency: None,
-        }
-    }
-
-    #[must_use]
-    pub fn run(mut self, id: RunId) -> Self {
-        self.run = Some(id);
-        self
-    }
-}
-
-/// What became of an acceptance.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Accepted {
-    pub run: RunId,
-    /// The same idempotency key made it before.
-    pub replayed: bool,
 }
 
 /// Where a run stands after a segment, or as it is stored.
@@ -191,23 +170,12 @@ impl<S, E> RunResult<S, E> {
 }
 
 impl<S, E> Inner<S, E> {
-    pub(crate) fn lease_request(&self) -> LeaseRequest {
-        LeaseRequest {
-            owner: self.owner.clone(),
-            ttl: self.keeper.ttl(),
-        }
-    }
-
     pub(crate) fn entry(&self, head: &RunHead, incarnation: u64) -> Entry {
+        let node = head.cursor.clone().unwrap_or_else(|| self.graph.entry.clone());
         Entry {
-            run: head.id.clone(),
-            node: head.cursor.clone().unwrap_or_else(|| self.graph.entry.clone()),
-            activation: head.activation,
-            attempt: head.attempt,
-            life: head.life,
-            incarnation,
             recovery_limit: self.graph.recovery_attempts,
             max_payload: self.limits.max_payload,
+            ..Entry::of(head, node, incarnation)
         }
     }
 
@@ -218,18 +186,6 @@ impl<S, E> Inner<S, E> {
     {
         let undecodable = |why| RunError::DefinitionChanged(format!("the state cannot be decoded: {why}"));
         self.graph.decode(state).map_err(undecodable)
-    }
-
-    pub(crate) fn check_state(&self, state: &Payload) -> Result<(), RunError> {
-        let bytes = state.bytes().len() as u64;
-        if bytes > self.limits.max_state {
-            return Err(RunError::PayloadTooLarge {
-                what: "state",
-                bytes,
-                limit: self.limits.max_state,
-            });
-        }
-        Ok(())
     }
 
     /// A run is of exactly one definition; another version, label or digest is never guessed to fit (D58, D116). Why this one
@@ -247,16 +203,6 @@ impl<S, E> Inner<S, E> {
     pub(crate) fn check_definition(&self, head: &RunHead) -> Result<(), RunError> {
         self.mismatch(head)
             .map_or(Ok(()), |why| Err(RunError::DefinitionChanged(why)))
-    }
-
-    /// Gives a lease back, within five seconds and whatever became of the caller (D135).
-    pub(crate) async fn release(&self, held: &Held) {
-        let release = self.store.release(held.lease().clone());
-        match tokio::time::timeout(Duration::from_secs(5), release).await {
-            Ok(Ok(()) | Err(crate::store::StoreError::LeaseLost)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "a lease was not released; it will expire"),
-            Err(_) => tracing::warn!("a lease was not released in time; it will expire"),
-        }
     }
 }
 
@@ -294,13 +240,12 @@ where
                 why: "must not be zero".to_owned(),
             });
         }
-        let keeper = Keeper::new(Arc::clone(&store), options.lease_ttl);
+        let keeper = Keeper::new(Arc::clone(&store), options.owner, options.lease_ttl);
         Ok(Self {
             inner: Arc::new(Inner {
                 graph,
                 store,
                 keeper,
-                owner: options.owner,
                 limits: options.limits,
                 cancel_grace: options.cancel_grace,
                 bindings: Arc::new(options.bindings),
@@ -321,185 +266,8 @@ where
         Operator::of(
             Arc::clone(&self.inner.store),
             Arc::clone(&self.inner.keeper),
-            self.inner.owner.clone(),
             self.inner.limits,
         )
-    }
-
-    fn creation(
-        &self,
-        start: Start<S>,
-        now: Timestamp,
-        lease: Option<LeaseRequest>,
-    ) -> Result<Create, RunError> {
-        let graph = &self.inner.graph;
-        let state = graph
-            .encode(&start.state)
-            .map_err(|why| RunError::InvalidRequest { field: "state", why })?;
-        self.inner.check_state(&state)?;
-        let mut budgets = graph.budgets.clone();
-        for (name, limit) in start.budgets {
-            match budgets.get_mut(&name) {
-                Some(budget) => budget.limit = limit,
-                None => {
-                    return Err(RunError::InvalidBudget(format!(
-                        "budget {name:?} is not declared"
-                    )));
-                }
-            }
-        }
-        if let Some(key) = &start.idempotency {
-            check_text("idempotency.scope", &key.scope)?;
-            check_text("idempotency.key", &key.key)?;
-        }
-        let id = start.run.unwrap_or_else(RunId::random);
-        let running = lease.is_some();
-        let mut events = vec![event(1, EventName::Created, now, b"{}")];
-        if running {
-            events.push(event(
-                2,
-                EventName::Started,
-                now,
-                b"{\"life\":1,\"recovered\":false}",
-            ));
-            let data = serde_json::json!({ "step": graph.entry.as_str(), "activation": 1, "attempt": 1 })
-                .to_string();
-            events.push(event(3, EventName::StepStarted, now, data.as_bytes()));
-        }
-        let lineage = start.parent.unwrap_or_else(|| Lineage {
-            parent: None,
-            root: id.clone(),
-            origin: None,
-        });
-        let head = RunHead {
-            id,
-            revision: Revision::FIRST,
-            definition: graph.definition.clone(),
-            lineage,
-            life: 1,
-            status: if running { Status::Running } else { Status::Queued },
-            cursor: Some(graph.entry.clone()),
-            activation: 1,
-            attempt: 1,
-            recoveries: 0,
-            state_digest: *state.digest(),
-            budgets,
-            metadata: start.metadata,
-            waiting: None,
-            outcome: None,
-            deadline: start.deadline.map(|deadline| match deadline {
-                crate::graph::Deadline::At(at) => at,
-                crate::graph::Deadline::In(span) => now.plus(span),
-            }),
-            event_seq: events.len() as u64,
-            open_activities: 0,
-            armed_waits: 0,
-            effects: 0,
-            traceparent: start.traceparent,
-            commit_id: Uuid::from_u64_pair(fastrand::u64(..), fastrand::u64(..)),
-            created_at: now,
-            updated_at: now,
-        };
-        Ok(Create {
-            head,
-            state,
-            events,
-            due_at: Some(now),
-            lease,
-            idempotency: start.idempotency,
-        })
-    }
-
-    /// Accepts a run: durable when this returns, run by whoever claims it (D25).
-    ///
-    /// # Errors
-    /// `idempotency_conflict` when the id or the key is taken by another run; `invalid_encoding` for a key that is no text;
-    /// `run_deleted`; `payload_too_large`; `budget_invalid`; the store's.
-    pub async fn accept(&self, start: Start<S>) -> Result<Accepted, RunError> {
-        let now = self.inner.store.now().await?;
-        let create = self.creation(start, now, None)?;
-        self.create(create).await.map(|(accepted, _)| accepted)
-    }
-
-    async fn create(&self, create: Create) -> Result<(Accepted, Option<Acquired>), RunError> {
-        let (head, state) = (create.head.clone(), create.state.clone());
-        let mut tries = 0;
-        // Whether an answer was lost: then what exists may be this very creation.
-        let mut unsure = false;
-        loop {
-            let created = match self.inner.store.create(create.clone()).await {
-                // Whether it landed is told by the commit's own id.
-                Err(error @ crate::store::StoreError::Unconfirmed { .. }) => {
-                    unsure = true;
-                    match self.inner.store.load(&head.id).await {
-                        Ok(loaded) if loaded.head.commit_id == head.commit_id => Created::New {
-                            lease: loaded.lease,
-                            now: loaded.now,
-                        },
-                        Err(crate::store::StoreError::NotFound) if tries < 3 => {
-                            tries += 1;
-                            continue;
-                        }
-                        Ok(_) | Err(_) => return Err(error.into()),
-                    }
-                }
-                created => created?,
-            };
-            return match created {
-                Created::New { lease, now } => {
-                    let accepted = Accepted {
-                        run: head.id.clone(),
-                        replayed: false,
-                    };
-                    let acquired = match lease {
-                        None => None,
-                        Some(lease) => {
-                            let (mut head, mut state) = (head, state);
-                            head.revision = Revision::FIRST;
-                            state.mark_stored();
-                            let seal = crate::envelope::seal_of(&head, &state)?;
-                            let loaded = Loaded {
-                                head,
-                                state,
-                                seal,
-                                inbox: crate::record::Inbox::default(),
-                                lease: Some(lease.clone()),
-                                now,
-                            };
-                            Some(Acquired { lease, loaded })
-                        }
-                    };
-                    Ok((accepted, acquired))
-                }
-                Created::Replayed { run } if !unsure || run != head.id => {
-                    Ok((Accepted { run, replayed: true }, None))
-                }
-                Created::Exists | Created::Replayed { .. } => self.existing(&head, unsure).await,
-                Created::KeyConflict { .. } => Err(RunError::Conflict),
-            };
-        }
-    }
-
-    /// The run that has this id already: this very creation when its answer was lost; the same run asked for again when
-    /// definition and first state are the same (D59); else another one.
-    async fn existing(&self, head: &RunHead, unsure: bool) -> Result<(Accepted, Option<Acquired>), RunError> {
-        let loaded = self.inner.store.load(&head.id).await?;
-        let run = head.id.clone();
-        if unsure && loaded.head.commit_id == head.commit_id {
-            let acquired = loaded.lease.clone().map(|lease| Acquired { lease, loaded });
-            return Ok((Accepted { run, replayed: false }, acquired));
-        }
-        let second = Revision::FIRST.next().ok();
-        let first = self.inner.store.history(&head.id, second, 1).await?;
-        let same = loaded.head.definition == head.definition
-            && first
-                .first()
-                .is_some_and(|first| first.state_digest == head.state_digest);
-        if same {
-            Ok((Accepted { run, replayed: true }, None))
-        } else {
-            Err(RunError::Conflict)
-        }
     }
 
     /// Accepts a run and runs it here, to its first park or end. A run that exists with this id, definition and first state is
@@ -519,7 +287,7 @@ where
         stop: watch::Receiver<bool>,
     ) -> Result<RunResult<S, E>, RunError> {
         let now = self.inner.store.now().await?;
-        let create = self.creation(start, now, Some(self.inner.lease_request()))?;
+        let create = self.creation(start, now, Some(self.inner.keeper.request()))?;
         let asked = Instant::now();
         match self.create(create).await? {
             (_, Some(acquired)) => {
@@ -559,25 +327,15 @@ where
         let acquired = self
             .inner
             .store
-            .acquire(&token.run, self.inner.lease_request())
+            .acquire(&token.run, self.inner.keeper.request())
             .await?;
         if acquired.loaded.head.revision != token.revision {
-            let current = ResumeToken {
-                run: token.run.clone(),
-                revision: acquired.loaded.head.revision,
-            };
-            let held = self.hold(&acquired, asked);
-            self.inner.release(&held).await;
+            let current = acquired.loaded.head.token();
+            let held = self.inner.keeper.hold(&acquired, asked);
+            self.inner.keeper.release(&held).await;
             return Err(RunError::StaleToken { current });
         }
         Box::pin(self.segment(acquired, asked, Intent::Resume(resume), published, stop)).await
-    }
-
-    fn hold(&self, acquired: &Acquired, asked: Instant) -> Held {
-        let loaded = &acquired.loaded;
-        self.inner
-            .keeper
-            .hold(acquired.lease.clone(), asked, loaded.now, loaded.inbox.signal)
     }
 
     /// Runs a run that was claimed, to its next park or end. `asked` is when the claim was sent.
@@ -601,7 +359,7 @@ where
         published: Option<watch::Sender<u64>>,
         stop: watch::Receiver<bool>,
     ) -> Result<RunResult<S, E>, RunError> {
-        let held = self.hold(&acquired, asked);
+        let held = self.inner.keeper.hold(&acquired, asked);
         let mut segment = Segment::open(Arc::clone(&self.inner), acquired, held, published, stop).await?;
         let ran = match segment.admit(intent).await {
             Ok(true) => segment.run().await,
@@ -615,7 +373,7 @@ where
             }
             // Whatever could not be written, the next holder reads what was.
             if segment.held.is_live() {
-                self.inner.release(&segment.held).await;
+                self.inner.keeper.release(&segment.held).await;
             }
             return Err(error);
         }
@@ -665,10 +423,7 @@ where
             .collect::<Result<Vec<E>, _>>()
             .map_err(|e| RunError::Corrupt(format!("an effect cannot be read: {e}")))?;
         Ok(RunResult {
-            token: ResumeToken {
-                run: head.id.clone(),
-                revision: head.revision,
-            },
+            token: head.token(),
             run: head.id,
             status: head.status,
             life: head.life,
@@ -693,17 +448,6 @@ pub(crate) async fn doubted(store: &Arc<dyn Store>, head: &RunHead, error: RunEr
         Ok(_) => RunError::LeaseLost,
         Err(crate::store::StoreError::Corrupt { .. }) => error,
         Err(other) => other.into(),
-    }
-}
-
-fn event(seq: u64, name: EventName, time: Timestamp, data: &[u8]) -> EventRecord {
-    EventRecord {
-        seq,
-        life: 1,
-        name: std::borrow::Cow::Borrowed(name.as_str()),
-        terminal: false,
-        time,
-        data: bytes::Bytes::copy_from_slice(data),
     }
 }
 

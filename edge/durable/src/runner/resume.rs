@@ -121,10 +121,7 @@ where
     /// The store's, and `run_not_found`, `run_deleted`, `run_corrupt`.
     pub async fn evaluate_resume(&self, token: &ResumeToken) -> Result<Evaluated, RunError> {
         let loaded = self.inner.store.load(&token.run).await?;
-        let current = ResumeToken {
-            run: token.run.clone(),
-            revision: loaded.head.revision,
-        };
+        let current = loaded.head.token();
         Ok(Evaluated {
             decision: self.decide(token, &loaded),
             current,
@@ -198,7 +195,7 @@ where
         };
         if ended {
             let held = std::sync::Arc::clone(&self.held);
-            self.inner.release(&held).await;
+            self.inner.keeper.release(&held).await;
             return Ok(false);
         }
         if self.head.status == Status::Ambiguous && self.ledger.holding().unknown {
@@ -409,7 +406,7 @@ where
         }
         if let (true, Some(typed)) = (overlaid, &typed) {
             let state = graph.encode(typed).map_err(invalid)?;
-            self.inner.check_state(&state)?;
+            self.inner.limits.check_state(&state)?;
             draft.head.state_digest = *state.digest();
             draft.state = state;
         }
@@ -441,10 +438,7 @@ pub(crate) fn refusal(decision: ResumeDecision, loaded: &Loaded, moves: bool) ->
     match decision {
         ResumeDecision::Ready => None,
         ResumeDecision::Stale => Some(RunError::StaleToken {
-            current: ResumeToken {
-                run: loaded.head.id.clone(),
-                revision: loaded.head.revision,
-            },
+            current: loaded.head.token(),
         }),
         ResumeDecision::Waiting(_) if moves => None,
         ResumeDecision::Waiting(waiting) => Some(RunError::Waiting(waiting)),

@@ -9,19 +9,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::envelope;
 use crate::failure::{Failure, FailureKind};
 use crate::graph::NodeError;
 use crate::ids::ActivityId;
-use crate::machine::{activity, wait};
 use crate::payload::Payload;
-use crate::record::{CancelRequest, Exhausted, RunHead, WaitStatus};
+use crate::record::{CancelRequest, Exhausted, RunHead};
 use crate::runner::draft::{Draft, Halt, persist, read_on};
 use crate::runner::drive::{Ending, Why};
 use crate::runner::ending;
 use crate::runner::keeper::Held;
 use crate::runner::ledger::{Holding, Ledger};
-use crate::runner::{Inner, RunError, doubted};
+use crate::runner::{Inner, RunError, doubted, journal};
 use crate::store::{Acquired, Authority, StoreError};
 use crate::time::Timestamp;
 
@@ -72,7 +70,7 @@ where
     S: Send + Sync + 'static,
     E: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Opens a run somebody holds: everything stored is verified again before any code of the host sees it (D114, D145).
+    /// Opens a run somebody holds.
     pub(crate) async fn open(
         inner: Arc<Inner<S, E>>,
         acquired: Acquired,
@@ -83,53 +81,23 @@ where
         let held = Arc::new(held);
         let Acquired { lease, loaded } = acquired;
         let opened = async {
-            let corrupt = |what: String| RunError::Corrupt(what);
-            if loaded.head.id != lease.run || loaded.head.state_digest != *loaded.state.digest() {
-                return Err(corrupt("the store answered with another run".to_owned()));
-            }
-            if envelope::seal_of(&loaded.head, &loaded.state)? != loaded.seal {
-                return Err(corrupt("the seal does not hold".to_owned()));
-            }
+            journal::verify(&lease.run, &loaded)?;
             inner.check_definition(&loaded.head)?;
-            let journal = inner.store.journal(&lease.run, loaded.head.activation).await?;
-            let (run, activation) = (&lease.run, loaded.head.activation);
-            activity::validate(&journal.activities, run, activation, loaded.head.open_activities)
-                .map_err(corrupt)?;
-            // Gates may have been settled by deliveries since the head was written; none can have been armed.
-            let armed = journal
-                .waits
-                .iter()
-                .filter(|w| w.status == WaitStatus::Armed)
-                .count();
-            let armed = u32::try_from(armed).unwrap_or(u32::MAX);
-            if armed > loaded.head.armed_waits {
-                return Err(corrupt("more waits are armed than the head says".to_owned()));
-            }
-            wait::validate(&journal.waits, run, activation, armed).map_err(corrupt)?;
-            Ok(journal)
+            let entry = inner.entry(&loaded.head, lease.incarnation);
+            journal::open(&inner.store, &loaded, entry, held.now()).await
         };
-        let journal = match opened.await {
-            Ok(journal) => journal,
+        let ledger = match opened.await {
+            Ok(ledger) => ledger,
             Err(error) => {
                 let error = doubted(&inner.store, &loaded.head, error).await;
                 if let RunError::Corrupt(why) = &error {
                     let _ = inner.store.quarantine(&lease.run, why).await;
                 }
-                inner.release(&held).await;
+                inner.keeper.release(&held).await;
                 return Err(error);
             }
         };
         let now = held.now();
-        let mut activities = journal.activities;
-        let mut recovered = false;
-        for record in &mut activities {
-            recovered |= activity::recover(record, lease.incarnation, now);
-        }
-        let entry = inner.entry(&loaded.head, lease.incarnation);
-        let ledger = Ledger::new(entry, activities, journal.waits, loaded.head.budgets.clone());
-        if recovered {
-            ledger.touch_recovered();
-        }
         if let Some(published) = &published {
             published.send_replace(loaded.head.event_seq);
         }

@@ -1,0 +1,138 @@
+//! What people and other systems do to runs: cancel, deliver, resolve, reconcile. None of it calls a node, a dispatcher or a
+//! codec (D155), so all of it works for runs whose graph is not loaded; only a delivery to a wait of the graph needs its
+//! route, and lives in `Runner::deliver`.
+
+mod cancel;
+mod deliver;
+mod resolve;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+pub use cancel::{CancelOutcome, Cancelled};
+pub use deliver::DeliverOutcome;
+pub use resolve::{Reconciled, Resolved};
+
+use crate::ids::{NodeName, Owner, RunId};
+use crate::runner::draft::{Draft, persist};
+use crate::runner::ending::outcome_of;
+use crate::runner::keeper::{Held, Keeper};
+use crate::runner::ledger::{Entry, Ledger};
+use crate::runner::{Limits, RunError, doubted, journal};
+use crate::store::{Acquired, Authority, Loaded, Store};
+use crate::token::ResumeToken;
+
+/// How often a change is tried against others' changes, and how long a live lease is waited out.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Operations that need no graph.
+pub struct Operator {
+    store: Arc<dyn Store>,
+    keeper: Arc<Keeper>,
+    limits: Limits,
+}
+
+impl Operator {
+    /// `ttl` bounds how long one operation holds a run.
+    pub fn new(store: Arc<dyn Store>, owner: Owner, ttl: Duration, limits: Limits) -> Self {
+        let keeper = Keeper::new(Arc::clone(&store), owner, ttl);
+        Self::of(store, keeper, limits)
+    }
+
+    /// One that shares a runner's keeper.
+    pub(crate) fn of(store: Arc<dyn Store>, keeper: Arc<Keeper>, limits: Limits) -> Self {
+        Self {
+            store,
+            keeper,
+            limits,
+        }
+    }
+
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// A lease on a run nobody works on; waits out a moment's holder.
+    async fn acquire(&self, run: &RunId) -> Result<(Acquired, Held), RunError> {
+        let started = Instant::now();
+        loop {
+            match self.acquire_now(run).await {
+                Err(RunError::Busy) if started.elapsed() < PATIENCE / 10 => tokio::time::sleep(PAUSE).await,
+                acquired => return acquired,
+            }
+        }
+    }
+
+    async fn acquire_now(&self, run: &RunId) -> Result<(Acquired, Held), RunError> {
+        let asked = Instant::now();
+        let acquired = self.store.acquire(run, self.keeper.request()).await?;
+        let held = self.keeper.hold(&acquired, asked);
+        Ok((acquired, held))
+    }
+
+    /// The journal of a held run, verified, as a ledger.
+    async fn ledger(&self, acquired: &Acquired) -> Result<Ledger, RunError> {
+        let Acquired { lease, loaded } = acquired;
+        let opened = async {
+            journal::verify(&lease.run, loaded)?;
+            let node = match &loaded.head.cursor {
+                Some(node) => node.clone(),
+                None => NodeName::new("-")?,
+            };
+            let entry = Entry {
+                max_payload: self.limits.max_payload,
+                ..Entry::of(&loaded.head, node, lease.incarnation)
+            };
+            journal::open(&self.store, loaded, entry, loaded.now).await
+        };
+        match opened.await {
+            Err(error) => Err(doubted(&self.store, &loaded.head, error).await),
+            opened => opened,
+        }
+    }
+
+    /// Commits a draft under a lease and gives the lease back. Where the run stands then.
+    async fn write(&self, mut draft: Draft, held: &Held, signal: u64) -> Result<Resolved, RunError> {
+        draft.release = true;
+        draft.watch_inbox = true;
+        let status = draft.head.status;
+        let commit = draft.commit(Authority::Lease(held.lease().clone()), Some(signal));
+        let committed = persist(&self.store, held, &commit, false).await?;
+        Ok(Resolved {
+            replayed: false,
+            status,
+            token: ResumeToken {
+                run: commit.head.id,
+                revision: committed.revision,
+            },
+        })
+    }
+}
+
+/// Whether a change is of the run as it is.
+fn fresh(token: &ResumeToken, loaded: &Loaded) -> Result<(), RunError> {
+    if loaded.head.status.is_terminal() {
+        return Err(RunError::Terminal {
+            status: loaded.head.status,
+            outcome: outcome_of(&loaded.head),
+        });
+    }
+    let current = loaded.head.token();
+    if current == *token {
+        Ok(())
+    } else {
+        Err(RunError::StaleToken { current })
+    }
+}
+
+/// The answer to a change that was made before.
+fn replayed(loaded: &Loaded) -> Resolved {
+    Resolved {
+        replayed: true,
+        status: loaded.head.status,
+        token: loaded.head.token(),
+    }
+}
