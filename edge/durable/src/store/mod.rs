@@ -15,6 +15,7 @@ pub(crate) mod index;
 pub mod memory;
 pub mod migrate;
 pub mod postgres;
+mod rows;
 pub mod sqlite;
 
 use std::time::Duration;

@@ -2,12 +2,12 @@
 
 use sqlx::postgres::PgRow;
 
-use super::rows::Cells;
 use super::sql::Sql;
 use super::verdict::{self, Refusal, Verdict};
 use super::work::{Creation, Posting, Rows, Transition};
 use super::{commit, create};
 use crate::ids::RunId;
+use crate::store::rows::Cells;
 use crate::store::{Committed, Created, Lease, LeaseRequest, StoreError};
 use crate::time::Timestamp;
 

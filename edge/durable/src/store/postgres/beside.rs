@@ -2,6 +2,7 @@
 
 use super::sql::Sql;
 use super::work::Rows;
+use crate::store::rows::signed;
 
 /// The rows of one member of a batch; `place` counts from 1.
 pub(super) struct Member<'b> {
@@ -187,7 +188,7 @@ fn events(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     let what = ", event AS (INSERT INTO events (run_id, seq, life, name, terminal, time, data) \
          SELECT c.run_id, c.seq, c.life, c.name, c.terminal, c.time, c.data FROM ";
     whose(sql, what, rows.clone());
-    sql.column("int8", rows.clone().map(|(_, r)| super::work::signed(r.seq)));
+    sql.column("int8", rows.clone().map(|(_, r)| signed(r.seq)));
     sql.column("int8", rows.clone().map(|(_, r)| i64::from(r.life)));
     sql.column("text", rows.clone().map(|(_, r)| &*r.name));
     sql.column("bool", rows.clone().map(|(_, r)| r.terminal));

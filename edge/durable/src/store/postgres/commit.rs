@@ -8,8 +8,9 @@
 use super::beside::{self, Member};
 use super::sql::{NOW, Sql};
 use super::verdict::{VERDICT, wanted};
-use super::work::{Posting, Rows, Transition, signed};
+use super::work::{Posting, Rows, Transition};
 use crate::ids::RunId;
+use crate::store::rows::signed;
 
 /// One member with its run. A batch is in order of the run ids.
 pub(super) type Of<'b, W> = (&'b RunId, &'b W);

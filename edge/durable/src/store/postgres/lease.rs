@@ -8,18 +8,21 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 
 use super::connect::Pool;
-use super::read::{absent, state_of};
-use super::rows::{self, Cells, HEAD, HeadCells, time, unsigned};
+use super::read::{absent, fetch_state};
 use super::sql::{NOW, Sql};
-use super::work::{signed, ttl_ms};
+use super::work::ttl_ms;
 use crate::envelope::SCHEMA_VERSION;
 use crate::ids::{Owner, RunId};
+use crate::store::rows::{self, Cells, HeadCells, signed, time, unsigned};
 use crate::store::{Acquired, Claim, Claimed, Lease, LeaseRequest, Loaded, Renewal, StoreError};
 use crate::time::Timestamp;
 
 /// Locks the lease of a head `r` that is locked, and asks the clock.
 const LOCK_LEASE: &str = " LEFT JOIN LATERAL (SELECT e.expires_at FROM run_leases e \
      WHERE e.run_id = r.run_id FOR UPDATE) AS l ON true OFFSET 0) AS z) AS y)";
+
+/// What is read of a head `r`: another statement fetches a state that is in `blobs`.
+const HEAD: &str = concat!("r.due_at, ", rows::head_columns!("r.state"));
 
 /// Opens `locked`: heads with `now`, `held`, `free`.
 fn locked(sql: &mut Sql) {
@@ -71,6 +74,7 @@ struct Grant {
     held: bool,
     /// Incarnation and end.
     lease: Option<(i64, i64)>,
+    due_at: Option<i64>,
     head: Result<HeadCells, StoreError>,
 }
 
@@ -88,19 +92,16 @@ impl Grant {
             now,
             held,
             lease,
+            due_at: cells.get()?,
             head: rows::head(&mut cells),
         })
-    }
-
-    fn due_at(&self) -> Option<i64> {
-        self.head.as_ref().ok().and_then(|head| head.due_at)
     }
 
     async fn open(self, pool: &Pool, owner: &Owner) -> Result<Acquired, StoreError> {
         if self.held {
             return Err(StoreError::Busy);
         }
-        let head = self.head?;
+        let mut head = self.head?;
         let Some((incarnation, expires_at)) = self.lease else {
             let why = head.inbox.quarantine;
             return Err(StoreError::corrupt(
@@ -114,8 +115,8 @@ impl Grant {
             expires_at: time(expires_at)?,
         };
         // Not part of the statement: what another transaction wrote while its lock was waited for is not seen there.
-        let blob = state_of(pool, &head.row).await?;
-        let loaded: Loaded = head.open(&self.run, blob, Some(lease.clone()), time(self.now)?)?;
+        fetch_state(pool, &mut head.row).await?;
+        let loaded: Loaded = head.open(&self.run, Some(lease.clone()), time(self.now)?)?;
         Ok(Acquired { lease, loaded })
     }
 }
@@ -190,7 +191,7 @@ pub(super) async fn claim(pool: &Pool, claim: &Claim) -> Result<Claimed, StoreEr
         let rows = pool.write(|| claim_sql(claim, wanted)).await?;
         let mut aside = false;
         let mut grants = rows.iter().map(Grant::read).collect::<Result<Vec<_>, _>>()?;
-        grants.sort_by(|a, b| (a.due_at(), &a.run).cmp(&(b.due_at(), &b.run)));
+        grants.sort_by(|a, b| (a.due_at, &a.run).cmp(&(b.due_at, &b.run)));
         for grant in grants {
             let run = grant.run.clone();
             match open(pool, grant, &claim.lease.owner).await {
@@ -261,7 +262,7 @@ pub(super) async fn renew(pool: &Pool, leases: &[Lease], ttl: Duration) -> Resul
             expires(&mut sql, "k.now", ttl);
             sql.push(
                 " FROM (SELECT DISTINCT ON (run_id) run_id, now FROM locked WHERE live ORDER BY run_id) AS k \
-                 WHERE t.run_id = k.run_id) SELECT k.place, k.signal, CASE WHEN k.live THEN ",
+                 WHERE t.run_id = k.run_id) SELECT k.place::bigint, k.signal, CASE WHEN k.live THEN ",
             );
             expires(&mut sql, "k.now", ttl);
             sql.push(" END FROM locked k");
@@ -271,7 +272,7 @@ pub(super) async fn renew(pool: &Pool, leases: &[Lease], ttl: Duration) -> Resul
     let mut renewals = vec![Renewal::Lost; leases.len()];
     for row in &rows {
         let mut cells = Cells::new(row);
-        let place: i32 = cells.get()?;
+        let place: i64 = cells.get()?;
         let (signal, expires_at): (Option<i64>, Option<i64>) = (cells.get()?, cells.get()?);
         let place = usize::try_from(place)
             .ok()

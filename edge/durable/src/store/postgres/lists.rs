@@ -1,14 +1,11 @@
 //! What is found over all runs: lists, due work, armed waits.
 
-use sqlx::Row as _;
-
 use super::connect::Pool;
-use super::fail;
-use super::read::all;
-use super::rows::{self, Cells, HEAD, WAITS};
+use super::rows::WAITS;
 use super::sql::{NOW, Sql};
 use crate::ids::{CorrelationId, RunId};
-use crate::record::{Status, WaitRecord, WaitingKind};
+use crate::record::WaitRecord;
+use crate::store::rows::{self, all};
 use crate::store::{Due, Listed, RunFilter, StoreError};
 use crate::time::Timestamp;
 
@@ -33,23 +30,7 @@ pub(super) async fn armed(
 
 pub(super) async fn list(pool: &Pool, filter: &RunFilter) -> Result<Vec<Listed>, StoreError> {
     let rows = pool.read(|| list_sql(filter)).await?;
-    all(&rows, |row| {
-        let mut cells = Cells::new(row);
-        let run = cells.run()?;
-        let opened = rows::head(&mut cells).and_then(|head| Ok((head.row.open(run.as_str())?.0, head.inbox)));
-        let quarantine: Option<String> = row.try_get("quarantine").map_err(fail::read)?;
-        Ok(match (quarantine, opened) {
-            (Some(why), _) => Listed::Corrupt { run, why },
-            (None, Ok((head, inbox))) => Listed::Run {
-                head: Box::new(head),
-                inbox,
-            },
-            (None, Err(error)) => Listed::Corrupt {
-                run,
-                why: error.to_string(),
-            },
-        })
-    })
+    all(&rows, rows::listed)
 }
 
 /// The order is that of one index, and the statement is written so that only that index gives it: the equality of the first
@@ -78,10 +59,12 @@ fn list_sql(filter: &RunFilter) -> Sql {
         .map(|column| format!("r.{column}, "))
         .collect::<String>()
         + "r.created_at, r.run_id";
-    let mut sql = Sql::new("SELECT r.run_id, ");
-    // The states are not looked at.
-    sql.push(&HEAD.replace("r.state,", "NULL::bytea,"));
-    sql.push(" FROM runs r WHERE (").push(&key).push(") > (");
+    let mut sql = Sql::new(concat!(
+        "SELECT ",
+        rows::listed_columns!("NULL::bytea"),
+        " FROM runs r WHERE ("
+    ));
+    sql.push(&key).push(") > (");
     for value in &values {
         sql.bind(*value).push(", ");
     }
@@ -129,9 +112,11 @@ pub(super) async fn due(
 ) -> Result<Vec<Due>, StoreError> {
     let rows = pool
         .read(|| {
-            let mut sql = Sql::new(
-                "SELECT r.run_id, r.status, r.waiting_kind, r.due_at, COALESCE((SELECT l.expires_at > ",
-            );
+            let mut sql = Sql::new(concat!(
+                "SELECT ",
+                rows::due_columns!(),
+                ", COALESCE((SELECT l.expires_at > "
+            ));
             sql.push(NOW)
                 .push(
                     " FROM run_leases l WHERE l.run_id = r.run_id), false) FROM runs r \
@@ -150,15 +135,5 @@ pub(super) async fn due(
             sql
         })
         .await?;
-    all(&rows, |row| {
-        let mut cells = Cells::new(row);
-        Ok(Due {
-            run: cells.run()?,
-            status: Status::parse(cells.get()?)
-                .ok_or_else(|| StoreError::corrupt("status: not a word of the list"))?,
-            waiting_kind: cells.get::<Option<&str>>()?.and_then(WaitingKind::parse),
-            due_at: cells.time()?,
-            leased: cells.get()?,
-        })
-    })
+    all(&rows, rows::due)
 }

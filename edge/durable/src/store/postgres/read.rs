@@ -1,21 +1,17 @@
 //! One run: its head, its journal and its rows. One statement each, so what it says is of one moment.
 
-use bytes::Bytes;
 use sqlx::postgres::PgRow;
 
 use super::connect::Pool;
-use super::rows::{
-    self, ACTIVITIES, CHECKPOINT, CHECKPOINT_LISTED, Cells, DECISION, EVENT, HEAD, HeadCells, LEASE, WAITS,
-    time,
-};
+use super::rows::{ACTIVITIES, WAITS};
 use super::sql::{NOW, Sql};
 use super::verdict::{self, Refusal, Verdict};
-use super::work::signed;
 use crate::envelope::HeadRow;
 use crate::ids::{ActivityId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
     ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
 };
+use crate::store::rows::{self, Cells, HeadCells, all, signed, time};
 use crate::store::{Guard, Journal, Lease, Loaded, StoreError};
 use crate::time::Timestamp;
 
@@ -61,10 +57,10 @@ pub(super) async fn exists(pool: &Pool, run: &RunId) -> Result<(), StoreError> {
     }
 }
 
-/// The bytes of a head's state that are not in its row.
-pub(super) async fn state_of(pool: &Pool, head: &HeadRow) -> Result<Option<Bytes>, StoreError> {
+/// Fetches the bytes of a head's state when they are not in its row.
+pub(super) async fn fetch_state(pool: &Pool, head: &mut HeadRow) -> Result<(), StoreError> {
     if head.state.inline.is_some() {
-        return Ok(None);
+        return Ok(());
     }
     let rows = pool
         .read(|| {
@@ -75,7 +71,10 @@ pub(super) async fn state_of(pool: &Pool, head: &HeadRow) -> Result<Option<Bytes
             sql
         })
         .await?;
-    rows.first().map(|row| Cells::new(row).bytes()).transpose()
+    if let Some(row) = rows.first() {
+        head.state.inline = Some(Cells::new(row).get()?);
+    }
+    Ok(())
 }
 
 /// The database's clock.
@@ -96,7 +95,7 @@ pub(super) async fn now(pool: &Pool) -> Result<Timestamp, StoreError> {
 /// A run as it is stored, not opened yet.
 pub(super) struct Look {
     pub(super) head: HeadCells,
-    blob: Option<Bytes>,
+    pub(super) due_at: Option<i64>,
     lease: Option<Lease>,
     now: i64,
 }
@@ -105,7 +104,7 @@ impl Look {
     /// # Errors
     /// `corrupt`, `schema_unsupported`.
     pub(super) fn open(self, run: &RunId) -> Result<Loaded, StoreError> {
-        self.head.open(run, self.blob, self.lease, time(self.now)?)
+        self.head.open(run, self.lease, time(self.now)?)
     }
 }
 
@@ -115,11 +114,15 @@ pub(super) async fn look(pool: &Pool, run: &RunId) -> Result<Look, StoreError> {
     let rows = pool
         .read(|| {
             let mut sql = Sql::new("SELECT ");
-            sql.push(NOW).push(", ").push(LEASE).push(", ").push(HEAD).push(
-                ", b.bytes FROM runs r LEFT JOIN run_leases l ON l.run_id = r.run_id \
+            sql.push(NOW).push(concat!(
+                ", r.due_at, ",
+                rows::lease_columns!(),
+                ", ",
+                rows::head_columns!("COALESCE(r.state, b.bytes)"),
+                " FROM runs r LEFT JOIN run_leases l ON l.run_id = r.run_id \
                  LEFT JOIN blobs b ON r.state IS NULL AND b.run_id = r.run_id AND b.digest = r.state_digest \
-                 WHERE r.run_id = ",
-            );
+                 WHERE r.run_id = "
+            ));
             sql.bind(run.as_str());
             sql
         })
@@ -130,9 +133,9 @@ pub(super) async fn look(pool: &Pool, run: &RunId) -> Result<Look, StoreError> {
     let mut cells = Cells::new(row);
     let now = cells.get()?;
     Ok(Look {
+        due_at: cells.get()?,
         lease: rows::live_lease(&mut cells, run, now)?,
         head: rows::head(&mut cells)?,
-        blob: cells.some_bytes()?,
         now,
     })
 }
@@ -201,13 +204,6 @@ pub(super) async fn journal(pool: &Pool, run: &RunId, activation: u64) -> Result
         activities: all(&activities, |row| rows::activity(row, run))?,
         waits: all(&waits, |row| rows::wait(row, Some(run)))?,
     })
-}
-
-pub(super) fn all<T>(
-    rows: &[PgRow],
-    open: impl Fn(&PgRow) -> Result<T, StoreError>,
-) -> Result<Vec<T>, StoreError> {
-    rows.iter().map(open).collect()
 }
 
 pub(super) async fn activity(
@@ -281,11 +277,14 @@ pub(super) async fn waits(pool: &Pool, run: &RunId) -> Result<Vec<WaitRecord>, S
 }
 
 fn decisions_of(run: &RunId, scope: &Scope) -> Sql {
-    let mut sql = Sql::new("SELECT ");
-    sql.push(DECISION)
-        .push(" FROM decisions WHERE run_id = ")
-        .bind(run.as_str());
-    sql.push(" AND scope = ").bind(scope.to_text());
+    let mut sql = Sql::new(concat!(
+        "SELECT ",
+        rows::decision_columns!(),
+        " FROM decisions d WHERE d.run_id = "
+    ));
+    sql.bind(run.as_str())
+        .push(" AND d.scope = ")
+        .bind(scope.to_text());
     sql
 }
 
@@ -298,7 +297,7 @@ pub(super) async fn decision(
     let rows = pool
         .read(|| {
             let mut sql = decisions_of(run, scope);
-            sql.push(" AND decision_id = ").bind(id.as_str());
+            sql.push(" AND d.decision_id = ").bind(id.as_str());
             sql
         })
         .await?;
@@ -313,7 +312,7 @@ pub(super) async fn decisions(
     let rows = pool
         .read(|| {
             let mut sql = decisions_of(run, scope);
-            sql.push(" ORDER BY created_at, decision_id");
+            sql.push(" ORDER BY d.created_at, d.decision_id");
             sql
         })
         .await?;
@@ -330,17 +329,12 @@ pub(super) async fn steps(
         let mut sql = Sql::new("SELECT body FROM steps WHERE run_id = ");
         sql.bind(run.as_str())
             .push(" AND activation > ")
-            .bind(after_of(after));
+            .bind(signed(after));
         sql.push(" ORDER BY activation LIMIT ").bind(i64::from(limit));
         sql
     })
     .await?;
     all(&rows, rows::step)
-}
-
-/// Above the last number of a column there is nothing.
-fn after_of(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
 }
 
 pub(super) async fn events(
@@ -351,13 +345,15 @@ pub(super) async fn events(
 ) -> Result<Vec<EventRecord>, StoreError> {
     let rows = pool
         .read(|| {
-            let mut sql = Sql::new("SELECT ");
-            sql.push(EVENT)
-                .push(" FROM events WHERE run_id = ")
-                .bind(run.as_str());
-            sql.push(" AND seq > ")
-                .bind(after_of(after))
-                .push(" ORDER BY seq LIMIT ")
+            let mut sql = Sql::new(concat!(
+                "SELECT ",
+                rows::event_columns!(),
+                " FROM events e WHERE e.run_id = "
+            ));
+            sql.bind(run.as_str())
+                .push(" AND e.seq > ")
+                .bind(signed(after))
+                .push(" ORDER BY e.seq LIMIT ")
                 .bind(i64::from(limit));
             sql
         })
@@ -372,20 +368,21 @@ pub(super) async fn history(
     limit: u32,
 ) -> Result<Vec<CheckpointRecord>, StoreError> {
     let rows = of_run(pool, run, || {
-        let mut sql = Sql::new("SELECT ");
-        sql.push(CHECKPOINT_LISTED)
-            .push(" FROM checkpoints WHERE run_id = ")
-            .bind(run.as_str());
+        let mut sql = Sql::new(concat!(
+            "SELECT ",
+            rows::checkpoint_columns!("NULL::bytea"),
+            " FROM checkpoints c WHERE c.run_id = "
+        ));
+        sql.bind(run.as_str());
         if let Some(before) = before {
-            sql.push(" AND revision < ").bind(after_of(before.get()));
+            sql.push(" AND c.revision < ").bind(signed(before.get()));
         }
-        sql.push(" ORDER BY revision DESC LIMIT ").bind(i64::from(limit));
+        sql.push(" ORDER BY c.revision DESC LIMIT ")
+            .bind(i64::from(limit));
         sql
     })
     .await?;
-    all(&rows, |row| {
-        rows::checkpoint(&mut Cells::new(row))?.open(run.as_str())
-    })
+    all(&rows, |row| rows::listed_checkpoint(row, run))
 }
 
 /// # Errors
@@ -396,28 +393,22 @@ pub(super) async fn checkpoint(
     revision: Revision,
 ) -> Result<CheckpointRecord, StoreError> {
     let rows = of_run(pool, run, || {
-        let mut sql = Sql::new("SELECT ");
-        sql.push(CHECKPOINT)
-            .push(
-                ", (SELECT b.bytes FROM blobs b WHERE c.state IS NULL AND b.run_id = c.run_id \
-                 AND b.digest = c.state_digest) FROM checkpoints c WHERE run_id = ",
-            )
-            .bind(run.as_str())
-            .push(" AND revision = ")
-            .bind(after_of(revision.get()));
+        let mut sql = Sql::new(concat!(
+            "SELECT ",
+            rows::checkpoint_columns!(
+                "COALESCE(c.state, (SELECT b.bytes FROM blobs b WHERE NOT c.pruned AND b.run_id = c.run_id \
+                 AND b.digest = c.state_digest))"
+            ),
+            " FROM checkpoints c WHERE c.run_id = "
+        ));
+        sql.bind(run.as_str())
+            .push(" AND c.revision = ")
+            .bind(signed(revision.get()));
         sql
     })
     .await?;
     let row = rows.first().ok_or(StoreError::CheckpointUnavailable)?;
-    let mut cells = Cells::new(row);
-    let row = rows::checkpoint(&mut cells)?;
-    let blob = cells.some_bytes()?;
-    let mut record = row.open(run.as_str())?;
-    if row.pruned {
-        return Err(StoreError::CheckpointUnavailable);
-    }
-    record.state = Some(row.state.open("checkpoint state", blob)?);
-    Ok(record)
+    rows::checkpoint(row, run)
 }
 
 /// The refusal of a commit after the last revision there is: what its guard says, and else that.
@@ -425,7 +416,7 @@ pub(super) async fn last_revision(pool: &Pool, run: &RunId, guard: &Guard) -> St
     let rows = pool
         .read(|| {
             let mut sql = Sql::new(
-                "SELECT 1, r.revision, r.signal, CASE WHEN l.expires_at > r.now THEN l.incarnation END, true, true, \
+                "SELECT 1::bigint, r.revision, r.signal, CASE WHEN l.expires_at > r.now THEN l.incarnation END, true, true, \
                  false, false, r.now FROM (SELECT revision, signal, run_id, ",
             );
             sql.push(NOW).push(" AS now FROM runs WHERE run_id = ").bind(run.as_str());

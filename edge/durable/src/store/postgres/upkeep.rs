@@ -6,11 +6,10 @@ use sqlx::{Connection as _, Row as _};
 use super::connect::Pool;
 use super::notify::Notifier;
 use super::read::{self, absent};
-use super::rows::Cells;
 use super::sql::{NOW, Sql};
-use super::work::signed;
 use crate::ids::RunId;
 use crate::record::Status;
+use crate::store::rows::{Cells, signed};
 use crate::store::{Rebuilt, StoreError, index};
 use crate::time::Timestamp;
 
@@ -204,7 +203,7 @@ pub(super) async fn rebuild_index(pool: &Pool, notifier: &Notifier) -> Result<Re
 async fn examine(pool: &Pool, run: &RunId) -> Result<Examined, StoreError> {
     let (found, quarantine, opened) = match read::look(pool, run).await {
         Ok(look) => {
-            let found = look.head.due_at;
+            let found = look.due_at;
             let quarantine = look.head.inbox.quarantine.clone();
             (found, quarantine, look.open(run))
         }

@@ -2,16 +2,15 @@
 
 use sqlx::postgres::PgRow;
 
-use super::rows::{Cells, time, unsigned};
-use super::work::signed;
 use crate::ids::Revision;
+use crate::store::rows::{Cells, signed, time, unsigned};
 use crate::store::{Authority, Committed, Conflict, Guard, StoreError};
 
 /// What the statement says about one member of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// From 1.
-    pub(super) place: i32,
+    pub(super) place: i64,
     /// What was found; `None`: no such run.
     pub(super) revision: Option<i64>,
     pub(super) signal: i64,
@@ -28,8 +27,8 @@ pub(super) struct Verdict {
 }
 
 /// The columns of `Verdict`, of a row `k`.
-pub(super) const VERDICT: &str = "k.place, k.revision, COALESCE(k.signal, 0), k.held_by, k.continued, k.known, k.written, \
-     k.claimable, k.now";
+pub(super) const VERDICT: &str = "k.place::bigint, k.revision, COALESCE(k.signal, 0), k.held_by, k.continued, k.known, \
+     k.written, k.claimable, k.now";
 
 impl Verdict {
     pub(super) fn read(row: &PgRow) -> Result<Self, StoreError> {

@@ -11,6 +11,7 @@ use crate::envelope::{ActivityRow, BlobRow, CheckpointRow, HeadRow, INLINE_MAX, 
 use crate::ids::{Revision, RunId};
 use crate::payload::{Digest, Payload};
 use crate::record::{ActivityRecord, CancelRequest, DecisionRecord, EventRecord, StepRecord, WaitRecord};
+use crate::store::rows::signed;
 use crate::store::{Commit, Create, Guard, IdempotencyKey, LeaseRequest, Post, StoreError, check};
 use crate::time::Timestamp;
 
@@ -88,11 +89,6 @@ pub(super) enum Write {
     Create(Box<Job<Creation>>),
     Commit(Box<Job<Transition>>),
     Post(Box<Job<Posting>>),
-}
-
-/// A number of the engine's as a column has it. Above its range it is one that no row has.
-pub(super) fn signed(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(-1)
 }
 
 /// A span as leases count it: whole milliseconds, at least one, never longer than there is time.

@@ -4,12 +4,12 @@ use bytes::Bytes;
 use rusqlite::params;
 
 use super::fail::Fail;
-use super::rows::signed;
 use super::writer::Tx;
 use crate::envelope::{self, ActivityRow, BlobRow, INLINE_MAX, PayloadColumns, WaitRow};
 use crate::ids::RunId;
 use crate::payload::{Digest, Payload};
 use crate::record::{DecisionRecord, EventRecord, StepRecord, WaitRecord};
+use crate::store::rows::signed;
 use crate::store::{Commit, StoreError};
 
 /// Longest payload: a row holds 1,000,000,000 bytes, with some columns beside the payload.

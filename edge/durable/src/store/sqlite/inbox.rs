@@ -4,11 +4,11 @@ use rusqlite::params;
 
 use super::beside::Beside;
 use super::fail::Fail;
-use super::rows::unsigned;
 use super::transition::absent;
 use super::writer::{Tx, Work};
 use crate::ids::RunId;
 use crate::record::{CancelRequest, Status};
+use crate::store::rows::unsigned;
 use crate::store::{Conflict, Hint, Post, StoreError, check};
 
 /// A post, sealed and ready to be written.

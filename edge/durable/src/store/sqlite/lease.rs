@@ -6,11 +6,11 @@ use rusqlite::params;
 use serde_json::json;
 
 use super::fail::Fail;
-use super::rows::{signed, unsigned};
 use super::transition::absent;
 use super::writer::{Tx, Work};
 use crate::envelope::SCHEMA_VERSION;
 use crate::ids::RunId;
+use crate::store::rows::{signed, unsigned};
 use crate::store::{Claim, Hint, Lease, LeaseRequest, Renewal, StoreError};
 
 /// A lease on this run, which nobody holds.

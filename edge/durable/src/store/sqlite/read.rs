@@ -6,12 +6,12 @@ use super::args::{Args, args};
 use super::clock::Clocks;
 use super::readers::{Readers, of_run};
 use super::rebuild::IndexRow;
-use super::rows::{self, Cells, bytes_of, checkpoint_columns, head_columns, signed};
+use super::rows::{activity_columns, bytes_of, wait_columns};
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, Status, StepRecord, WaitRecord,
-    WaitingKind,
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
 };
+use crate::store::rows::{self, Cells, all, signed};
 use crate::store::{Due, Journal, Listed, Loaded, RunFilter, StoreError};
 use crate::time::Timestamp;
 
@@ -34,39 +34,34 @@ impl Reads {
     pub(super) async fn load(&self, run: &RunId) -> Result<Loaded, StoreError> {
         const SQL: &str = of_run!(concat!(
             "SELECT ",
-            head_columns!(bytes_of!("r", "state", "state_digest")),
-            ", l.owner, l.incarnation, l.expires_at FROM runs r \
-             LEFT JOIN run_leases l ON l.run_id = r.run_id AND l.expires_at > ? WHERE r.run_id = ?"
+            rows::lease_columns!(),
+            ", ",
+            rows::head_columns!(bytes_of!("r", "state", "state_digest")),
+            " FROM runs r LEFT JOIN run_leases l ON l.run_id = r.run_id WHERE r.run_id = ?"
         ));
         let id = run.as_str();
         let lease_now = self.clocks.lease().as_millis();
-        let answer = self
-            .readers
-            .get()
-            .await?
-            .of_run(SQL, args![id, lease_now, id])
-            .await?;
+        let answer = self.readers.get().await?.of_run(SQL, args![id, id]).await?;
         let row = answer.first().and_then(|rows| rows.first());
         // It was deleted between the two statements.
         let mut cells = Cells::new(row.ok_or(StoreError::Deleted)?);
-        let head = rows::head(&mut cells)?;
-        let lease = rows::some_lease(&mut cells, run)?;
-        head.open(run, lease, self.clocks.wall())
+        let lease = rows::live_lease(&mut cells, run, lease_now)?;
+        rows::head(&mut cells)?.open(run, lease, self.clocks.wall())
     }
 
     pub(super) async fn journal(&self, run: &RunId, activation: u64) -> Result<Journal, StoreError> {
         const SQL: &str = of_run!(
             concat!(
                 "SELECT ",
-                rows::activity_columns!(),
+                activity_columns!(),
                 " FROM activities a WHERE a.run_id = ? AND a.activation = ? UNION ALL SELECT ",
-                rows::activity_columns!(),
+                activity_columns!(),
                 " FROM activities a INDEXED BY activities_open WHERE a.run_id = ? AND a.activation <> ? \
                  AND a.state <> 'completed' AND a.state <> 'failed' ORDER BY 3, 2"
             ),
             concat!(
                 "SELECT ",
-                rows::wait_columns!(),
+                wait_columns!(),
                 " FROM waits w WHERE w.run_id = ? AND (w.activation = ? OR w.status = 'armed') \
                  ORDER BY w.armed_at, w.wait_id"
             )
@@ -77,8 +72,8 @@ impl Reads {
         let mut answer = answer.into_iter();
         let mut next = || answer.next().unwrap_or_default();
         Ok(Journal {
-            activities: collect(&next(), |row| rows::activity(row, run))?,
-            waits: collect(&next(), |row| rows::wait(row, Some(run)))?,
+            activities: all(&next(), |row| rows::activity(row, run))?,
+            waits: all(&next(), |row| rows::wait(row, Some(run)))?,
         })
     }
 
@@ -89,7 +84,7 @@ impl Reads {
     ) -> Result<Option<ActivityRecord>, StoreError> {
         const SQL: &str = of_run!(concat!(
             "SELECT ",
-            rows::activity_columns!(),
+            activity_columns!(),
             " FROM activities a WHERE a.run_id = ? AND a.activity_id = ?"
         ));
         let args = args![run.as_str(), run.as_str(), id.as_str()];
@@ -105,12 +100,12 @@ impl Reads {
     ) -> Result<Vec<ActivityRecord>, StoreError> {
         const FIRST: &str = of_run!(concat!(
             "SELECT ",
-            rows::activity_columns!(),
+            activity_columns!(),
             " FROM activities a WHERE a.run_id = ? ORDER BY a.activation, a.activity_id LIMIT ?"
         ));
         const NEXT: &str = of_run!(concat!(
             "SELECT ",
-            rows::activity_columns!(),
+            activity_columns!(),
             " FROM activities a WHERE a.run_id = ? AND (a.activation, a.activity_id) > \
              (SELECT activation, activity_id FROM activities WHERE run_id = ? AND activity_id = ?) \
              ORDER BY a.activation, a.activity_id LIMIT ?"
@@ -123,13 +118,13 @@ impl Reads {
                     .await?
             }
         };
-        collect(&found, |row| rows::activity(row, run))
+        all(&found, |row| rows::activity(row, run))
     }
 
     pub(super) async fn wait(&self, run: &RunId, id: &WaitId) -> Result<Option<WaitRecord>, StoreError> {
         const SQL: &str = of_run!(concat!(
             "SELECT ",
-            rows::wait_columns!(),
+            wait_columns!(),
             " FROM waits w WHERE w.run_id = ? AND w.wait_id = ?"
         ));
         let args = args![run.as_str(), run.as_str(), id.as_str()];
@@ -140,11 +135,11 @@ impl Reads {
     pub(super) async fn waits(&self, run: &RunId) -> Result<Vec<WaitRecord>, StoreError> {
         const SQL: &str = of_run!(concat!(
             "SELECT ",
-            rows::wait_columns!(),
+            wait_columns!(),
             " FROM waits w WHERE w.run_id = ? ORDER BY w.armed_at, w.wait_id"
         ));
         let found = self.of_run(SQL, args![run.as_str(), run.as_str()]).await?;
-        collect(&found, |row| rows::wait(row, Some(run)))
+        all(&found, |row| rows::wait(row, Some(run)))
     }
 
     /// A corrupt row does not hide the others; whoever loads its run finds it.
@@ -155,7 +150,7 @@ impl Reads {
     ) -> Result<Vec<WaitRecord>, StoreError> {
         const SQL: &str = concat!(
             "SELECT ",
-            rows::wait_columns!(),
+            wait_columns!(),
             " FROM waits w INDEXED BY waits_armed WHERE w.correlation_id = ? AND w.status = 'armed' \
              ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ? OFFSET ?"
         );
@@ -203,7 +198,7 @@ impl Reads {
         );
         let args = args![run.as_str(), scope.to_text()];
         let found = self.readers.get().await?.rows(SQL, args).await?;
-        collect(&found, |row| rows::decision(row, run))
+        all(&found, |row| rows::decision(row, run))
     }
 
     pub(super) async fn steps(
@@ -216,7 +211,7 @@ impl Reads {
             "SELECT s.body FROM steps s WHERE s.run_id = ? AND s.activation > ? ORDER BY s.activation LIMIT ?"
         );
         let args = args![run.as_str(), run.as_str(), signed(after), i64::from(limit)];
-        collect(&self.of_run(SQL, args).await?, rows::step)
+        all(&self.of_run(SQL, args).await?, rows::step)
     }
 
     pub(super) async fn events(
@@ -232,7 +227,7 @@ impl Reads {
         );
         let args = args![run.as_str(), signed(after), i64::from(limit)];
         let found = self.readers.get().await?.rows(SQL, args).await?;
-        collect(&found, rows::event)
+        all(&found, rows::event)
     }
 
     pub(super) async fn history(
@@ -243,14 +238,14 @@ impl Reads {
     ) -> Result<Vec<CheckpointRecord>, StoreError> {
         const SQL: &str = of_run!(concat!(
             "SELECT ",
-            checkpoint_columns!("NULL"),
+            rows::checkpoint_columns!("NULL"),
             " FROM checkpoints c WHERE c.run_id = ? AND (? IS NULL OR c.revision < ?) \
              ORDER BY c.revision DESC LIMIT ?"
         ));
         let before = before.map(|revision| signed(revision.get()));
         let args = args![run.as_str(), run.as_str(), before, before, i64::from(limit)];
-        collect(&self.of_run(SQL, args).await?, |row| {
-            rows::checkpoint(&mut Cells::new(row), run)
+        all(&self.of_run(SQL, args).await?, |row| {
+            rows::listed_checkpoint(row, run)
         })
     }
 
@@ -261,52 +256,23 @@ impl Reads {
     ) -> Result<CheckpointRecord, StoreError> {
         const SQL: &str = of_run!(concat!(
             "SELECT ",
-            checkpoint_columns!(
-                "CASE WHEN c.pruned THEN NULL ELSE coalesce(c.state, (SELECT b.bytes FROM blobs b \
-                 WHERE b.run_id = c.run_id AND b.digest = c.state_digest)) END"
-            ),
+            rows::checkpoint_columns!(concat!(
+                "CASE WHEN c.pruned THEN NULL ELSE ",
+                bytes_of!("c", "state", "state_digest"),
+                " END"
+            )),
             " FROM checkpoints c WHERE c.run_id = ? AND c.revision = ?"
         ));
         let args = args![run.as_str(), run.as_str(), signed(revision.get())];
         let found = self.of_run(SQL, args).await?;
         let row = found.first().ok_or(StoreError::CheckpointUnavailable)?;
-        let record = rows::checkpoint(&mut Cells::new(row), run)?;
-        if record.pruned {
-            return Err(StoreError::CheckpointUnavailable);
-        }
-        if record.state.is_none() {
-            return Err(StoreError::corrupt("checkpoint state: the bytes are missing"));
-        }
-        Ok(record)
+        rows::checkpoint(row, run)
     }
 
     pub(super) async fn list(&self, filter: RunFilter) -> Result<Vec<Listed>, StoreError> {
         let (sql, args) = list(filter);
         let found = self.readers.get().await?.rows(AssertSqlSafe(sql), args).await?;
-        found
-            .iter()
-            .map(|row| {
-                let mut cells = Cells::new(row);
-                let run = cells.run()?;
-                let opened = rows::head(&mut Cells::new(row)).and_then(|head| {
-                    if let Some(why) = &head.inbox.quarantine {
-                        return Ok(Listed::Corrupt {
-                            run: run.clone(),
-                            why: why.clone(),
-                        });
-                    }
-                    let (head, inbox) = head.open_head(run.as_str())?;
-                    Ok(Listed::Run {
-                        head: Box::new(head),
-                        inbox,
-                    })
-                });
-                Ok(opened.unwrap_or_else(|error| Listed::Corrupt {
-                    run,
-                    why: error.to_string(),
-                }))
-            })
-            .collect()
+        all(&found, rows::listed)
     }
 
     pub(super) async fn due(
@@ -315,10 +281,13 @@ impl Reads {
         after: Option<&(Timestamp, RunId)>,
         limit: u32,
     ) -> Result<Vec<Due>, StoreError> {
-        const SQL: &str = "SELECT r.run_id, r.status, r.waiting_kind, r.due_at, \
-             EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
+        const SQL: &str = concat!(
+            "SELECT ",
+            rows::due_columns!(),
+            ", EXISTS (SELECT 1 FROM run_leases l WHERE l.run_id = r.run_id AND l.expires_at > ?) \
              FROM runs r INDEXED BY runs_due WHERE r.due_at <= ? AND r.quarantine IS NULL \
-             AND (r.due_at, r.run_id) > (?, ?) ORDER BY r.due_at, r.run_id LIMIT ?";
+             AND (r.due_at, r.run_id) > (?, ?) ORDER BY r.due_at, r.run_id LIMIT ?"
+        );
         let (time, run) = after.map_or((0, ""), |(time, run)| (time.as_millis(), run.as_str()));
         let args = args![
             self.clocks.lease().as_millis(),
@@ -328,17 +297,7 @@ impl Reads {
             i64::from(limit),
         ];
         let found = self.readers.get().await?.rows(SQL, args).await?;
-        collect(&found, |row| {
-            let mut cells = Cells::new(row);
-            Ok(Due {
-                run: cells.run()?,
-                status: Status::parse(cells.get()?)
-                    .ok_or_else(|| StoreError::corrupt("status: not a word of the list"))?,
-                waiting_kind: cells.get::<Option<&str>>()?.and_then(WaitingKind::parse),
-                due_at: cells.time()?,
-                leased: cells.get()?,
-            })
-        })
+        all(&found, rows::due)
     }
 
     /// Every run in order of ids, after this one.
@@ -347,7 +306,7 @@ impl Reads {
             "SELECT run_id, revision, signal, due_at FROM runs WHERE run_id > ? ORDER BY run_id LIMIT ?";
         let args = args![after.map_or("", RunId::as_str), i64::from(limit)];
         let found = self.readers.get().await?.rows(SQL, args).await?;
-        collect(&found, |row| {
+        all(&found, |row| {
             let mut cells = Cells::new(row);
             Ok(IndexRow {
                 run: cells.run()?,
@@ -368,16 +327,9 @@ impl Reads {
     }
 }
 
-fn collect<T>(
-    found: &[sqlx::sqlite::SqliteRow],
-    read: impl Fn(&sqlx::sqlite::SqliteRow) -> Result<T, StoreError>,
-) -> Result<Vec<T>, StoreError> {
-    found.iter().map(read).collect()
-}
-
 /// The text of a list: only the conditions that are asked for, so that each finds its index.
 fn list(filter: RunFilter) -> (String, Args) {
-    let mut sql = concat!("SELECT ", head_columns!("NULL"), " FROM runs r WHERE 1").to_owned();
+    let mut sql = concat!("SELECT ", rows::listed_columns!("NULL"), " FROM runs r WHERE 1").to_owned();
     let mut args = Args::default();
     let mut when = |condition: &str| {
         sql.push_str(" AND ");

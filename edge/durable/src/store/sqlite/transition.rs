@@ -4,11 +4,11 @@ use rusqlite::params;
 
 use super::beside::Beside;
 use super::fail::Fail;
-use super::rows::{signed, unsigned};
 use super::writer::{Tx, Work};
 use crate::envelope::{CheckpointRow, HeadRow};
 use crate::ids::{Revision, RunId};
 use crate::payload::Digest;
+use crate::store::rows::{signed, unsigned};
 use crate::store::{Authority, Commit, Committed, Conflict, Guard, Hint, StoreError, check};
 use crate::time::Timestamp;
 
