@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use iop_durable::ids::RunId;
 use iop_durable::record::Status;
-use iop_durable::store::{Acquired, Authority, Lease, Renewal, Store, StoreError};
+use iop_durable::store::{Acquired, Authority, Commit, Committed, Lease, Renewal, Store, StoreError};
 use iop_durable::testing::Fixture as _;
 use iop_durable::testing::build::{
     LONG, activity, advance, advance_loaded, completed, create, create_with, ended, lease_for, payload, post,
@@ -26,8 +26,67 @@ use iop_durable::testing::build::{
 use iop_tests::eventually;
 use postgres::PostgresFixture;
 use sqlx::{Connection as _, Executor as _, PgConnection};
+use tokio::task::JoinHandle;
 
 const WITHIN: Duration = Duration::from_secs(20);
+
+/// A server with one store.
+struct Race {
+    fixture: PostgresFixture,
+    store: Arc<dyn Store>,
+}
+
+impl Race {
+    async fn new() -> Self {
+        let fixture = PostgresFixture::start().await;
+        let store: Arc<dyn Store> = fixture.store();
+        Self { fixture, store }
+    }
+
+    /// Starts an operation of the store.
+    fn starts<T, Fut>(&self, operation: impl FnOnce(Arc<dyn Store>) -> Fut) -> JoinHandle<T>
+    where
+        T: Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+    {
+        tokio::spawn(operation(Arc::clone(&self.store)))
+    }
+
+    /// Starts an operation of the store and waits until it waits for a lock.
+    async fn blocks<T, Fut>(&self, operation: impl FnOnce(Arc<dyn Store>) -> Fut) -> JoinHandle<T>
+    where
+        T: Send + 'static,
+        Fut: Future<Output = T> + Send + 'static,
+    {
+        let task = self.starts(operation);
+        self.waiting("> 0").await;
+        assert!(!task.is_finished());
+        task
+    }
+
+    /// The same with a commit.
+    async fn blocks_commit(&self, commit: Commit) -> JoinHandle<Result<Committed, StoreError>> {
+        self.blocks(|store| async move { store.commit(commit).await })
+            .await
+    }
+
+    /// Waits until so many of the store's statements wait for a lock.
+    async fn waiting(&self, so_many: &str) {
+        let sql = format!(
+            "SELECT count(*) {so_many} FROM pg_stat_activity \
+             WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'"
+        );
+        self.fixture.server.answers(&sql, "t").await;
+    }
+
+    fn sql(&self, sql: &str) -> String {
+        self.fixture.server.sql(sql).unwrap()
+    }
+
+    fn incarnation(&self) -> String {
+        self.sql("SELECT incarnation FROM run_leases WHERE run_id = 'r'")
+    }
+}
 
 /// Somebody else's transaction that has locked the head of `r`.
 struct Other {
@@ -35,8 +94,8 @@ struct Other {
 }
 
 impl Other {
-    async fn holding(fixture: &PostgresFixture) -> Self {
-        let mut conn = PgConnection::connect(&fixture.server.url()).await.unwrap();
+    async fn holding(race: &Race) -> Self {
+        let mut conn = PgConnection::connect(&race.fixture.server.url()).await.unwrap();
         conn.execute("BEGIN").await.unwrap();
         let mut other = Self { conn };
         other
@@ -79,44 +138,18 @@ async fn held(store: &dyn Store, ttl: Duration) -> Acquired {
     store.acquire(&id, lease_for("worker", ttl)).await.unwrap()
 }
 
-/// Starts an operation and waits until it waits for a lock.
-async fn blocked<T: Send + 'static>(
-    fixture: &PostgresFixture,
-    operation: impl Future<Output = T> + Send + 'static,
-) -> tokio::task::JoinHandle<T> {
-    let task = tokio::spawn(operation);
-    fixture
-        .server
-        .answers(
-            "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
-            "t",
-        )
-        .await;
-    assert!(!task.is_finished());
-    task
-}
-
 fn kind<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> &'static str {
     answer.expect_err("it is refused").kind()
 }
 
-fn incarnation(fixture: &PostgresFixture) -> String {
-    let sql = "SELECT incarnation FROM run_leases WHERE run_id = 'r'";
-    fixture.server.sql(sql).unwrap()
-}
-
 #[tokio::test]
 async fn a_commit_is_refused_when_the_lease_was_taken_while_it_waited() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let acquired = held(&*store, LONG).await;
-    let mut other = Other::holding(&fixture).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let acquired = held(store, LONG).await;
+    let mut other = Other::holding(&race).await;
     let commit = advance(&acquired);
-    let task = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(commit).await }
-    })
-    .await;
+    let task = race.blocks_commit(commit).await;
     other.takes_the_lease().await;
     other.lets_go().await;
     assert_eq!(kind(task.await.unwrap()), "lease_lost");
@@ -125,16 +158,12 @@ async fn a_commit_is_refused_when_the_lease_was_taken_while_it_waited() {
 
 #[tokio::test]
 async fn a_commit_is_refused_when_the_lease_expired_while_it_waited() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let acquired = held(&*store, Duration::from_millis(700)).await;
-    let other = Other::holding(&fixture).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let acquired = held(store, Duration::from_millis(700)).await;
+    let other = Other::holding(&race).await;
     let commit = advance(&acquired);
-    let task = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(commit).await }
-    })
-    .await;
+    let task = race.blocks_commit(commit).await;
     eventually("the lease ends", WITHIN, || async {
         let now = store.now().await.unwrap();
         if now > acquired.lease.expires_at {
@@ -150,16 +179,12 @@ async fn a_commit_is_refused_when_the_lease_expired_while_it_waited() {
 
 #[tokio::test]
 async fn an_idle_commit_is_refused_when_the_run_was_taken_while_it_waited() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let id = queued(&*store).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let id = queued(store).await;
     let commit = advance_loaded(&store.load(&id).await.unwrap(), Authority::Idle);
-    let mut other = Other::holding(&fixture).await;
-    let task = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(commit).await }
-    })
-    .await;
+    let mut other = Other::holding(&race).await;
+    let task = race.blocks_commit(commit).await;
     other.takes_the_lease().await;
     other.lets_go().await;
     assert_eq!(kind(task.await.unwrap()), "busy");
@@ -167,16 +192,12 @@ async fn an_idle_commit_is_refused_when_the_run_was_taken_while_it_waited() {
 
 #[tokio::test]
 async fn a_commit_is_refused_when_the_run_moved_on_while_it_waited() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let acquired = held(&*store, LONG).await;
-    let mut other = Other::holding(&fixture).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let acquired = held(store, LONG).await;
+    let mut other = Other::holding(&race).await;
     let commit = advance(&acquired);
-    let task = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(commit).await }
-    })
-    .await;
+    let task = race.blocks_commit(commit).await;
     other
         .sql("UPDATE runs SET revision = revision + 1 WHERE run_id = 'r'")
         .await;
@@ -186,17 +207,13 @@ async fn a_commit_is_refused_when_the_run_moved_on_while_it_waited() {
 
 #[tokio::test]
 async fn a_commit_is_refused_when_something_was_posted_while_it_waited() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let acquired = held(&*store, LONG).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let acquired = held(store, LONG).await;
     let mut commit = advance(&acquired);
     commit.guard.signal = Some(0);
-    let mut other = Other::holding(&fixture).await;
-    let task = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(commit).await }
-    })
-    .await;
+    let mut other = Other::holding(&race).await;
+    let task = race.blocks_commit(commit).await;
     other
         .sql("UPDATE runs SET signal = signal + 1 WHERE run_id = 'r'")
         .await;
@@ -206,48 +223,39 @@ async fn a_commit_is_refused_when_something_was_posted_while_it_waited() {
 
 #[tokio::test]
 async fn an_acquisition_that_waited_finds_the_run_held() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let id = queued(&*store).await;
-    let mut other = Other::holding(&fixture).await;
-    let task = blocked(&fixture, {
-        let (store, id) = (store.clone(), id.clone());
-        async move { store.acquire(&id, lease_for("worker", LONG)).await }
-    })
-    .await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let id = queued(store).await;
+    let mut other = Other::holding(&race).await;
+    let task = race
+        .blocks({
+            let id = id.clone();
+            |store| async move { store.acquire(&id, lease_for("worker", LONG)).await }
+        })
+        .await;
     other.takes_the_lease().await;
     other.lets_go().await;
     assert_eq!(kind(task.await.unwrap()), "busy");
-    assert_eq!(incarnation(&fixture), "1");
+    assert_eq!(race.incarnation(), "1");
 }
 
 #[tokio::test]
 async fn an_acquisition_that_waited_has_the_run_as_it_is_by_then() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let id = queued(&*store).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let id = queued(store).await;
     // A long state, written while the acquisition waits: it is in no row that the statement could have seen.
     let mut commit = advance_loaded(&store.load(&id).await.unwrap(), Authority::Idle);
     let state = payload(vec![7; 100_000]);
     commit.head.state_digest = *state.digest();
     commit.state = state.clone();
-    let mut other = Other::holding(&fixture).await;
-    let first = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(commit).await }
-    })
-    .await;
-    let second = tokio::spawn({
-        let (store, id) = (store.clone(), id.clone());
-        async move { store.acquire(&id, lease_for("worker", LONG)).await }
+    let mut other = Other::holding(&race).await;
+    let first = race.blocks_commit(commit).await;
+    let second = race.starts({
+        let id = id.clone();
+        |store| async move { store.acquire(&id, lease_for("worker", LONG)).await }
     });
-    fixture
-        .server
-        .answers(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
-            "2",
-        )
-        .await;
+    race.waiting("= 2").await;
     other.sql("SELECT 1").await;
     other.lets_go().await;
     let committed = first.await.unwrap();
@@ -265,69 +273,46 @@ async fn an_acquisition_that_waited_has_the_run_as_it_is_by_then() {
 
 #[tokio::test]
 async fn a_renewal_and_a_release_that_waited_find_the_lease_lost() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let lease: Lease = held(&*store, LONG).await.lease;
-    let mut other = Other::holding(&fixture).await;
-    let renewal = blocked(&fixture, {
-        let (store, lease) = (store.clone(), lease.clone());
-        async move { store.renew(vec![lease], LONG).await }
-    })
-    .await;
-    let release = tokio::spawn({
-        let (store, lease) = (store.clone(), lease.clone());
-        async move { store.release(lease).await }
-    });
-    fixture
-        .server
-        .answers(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
-            "2",
-        )
+    let race = Race::new().await;
+    let store = &*race.store;
+    let lease: Lease = held(store, LONG).await.lease;
+    let mut other = Other::holding(&race).await;
+    let renewal = race
+        .blocks({
+            let lease = lease.clone();
+            |store| async move { store.renew(vec![lease], LONG).await }
+        })
         .await;
+    let release = race.starts({
+        let lease = lease.clone();
+        |store| async move { store.release(lease).await }
+    });
+    race.waiting("= 2").await;
     other.takes_the_lease().await;
     other.lets_go().await;
     assert_eq!(renewal.await.unwrap().unwrap(), [Renewal::Lost]);
     assert_eq!(kind(release.await.unwrap()), "lease_lost");
-    assert_eq!(incarnation(&fixture), "2");
+    assert_eq!(race.incarnation(), "2");
     let live = "SELECT expires_at = 253402300799999 FROM run_leases WHERE run_id = 'r'";
-    assert_eq!(
-        fixture.server.sql(live).as_deref(),
-        Ok("t"),
-        "the successor's lease is untouched"
-    );
+    assert_eq!(race.sql(live), "t", "the successor's lease is untouched");
 }
 
 #[tokio::test]
 async fn what_waited_for_a_deletion_finds_the_run_deleted() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let mut acquired = held(&*store, LONG).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let mut acquired = held(store, LONG).await;
     let end = ended(advance(&acquired), Status::Succeeded);
     acquired.loaded.head = end.head.clone();
     acquired.loaded.head.revision = store.commit(end).await.unwrap().revision;
-    let mut other = Other::holding(&fixture).await;
-    let acquisition = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.acquire(&run("r"), lease_for("worker", LONG)).await }
-    })
-    .await;
-    let posting = tokio::spawn({
-        let store = store.clone();
-        async move { store.post(post(&run("r"), 0)).await }
-    });
-    let commit = advance_loaded(&acquired.loaded, Authority::Idle);
-    let committing = tokio::spawn({
-        let store = store.clone();
-        async move { store.commit(commit).await }
-    });
-    fixture
-        .server
-        .answers(
-            "SELECT count(*) >= 2 FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
-            "t",
-        )
+    let mut other = Other::holding(&race).await;
+    let acquisition = race
+        .blocks(|store| async move { store.acquire(&run("r"), lease_for("worker", LONG)).await })
         .await;
+    let posting = race.starts(|store| async move { store.post(post(&run("r"), 0)).await });
+    let commit = advance_loaded(&acquired.loaded, Authority::Idle);
+    let committing = race.starts(|store| async move { store.commit(commit).await });
+    race.waiting(">= 2").await;
     other.sql("DELETE FROM run_leases WHERE run_id = 'r'").await;
     other.sql("DELETE FROM runs WHERE run_id = 'r'").await;
     other.lets_go().await;
@@ -338,39 +323,26 @@ async fn what_waited_for_a_deletion_finds_the_run_deleted() {
 
 #[tokio::test]
 async fn a_refused_deletion_keeps_nothing_locked() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let acquired = held(&*store, LONG).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let acquired = held(store, LONG).await;
     assert_eq!(kind(store.delete_if_idle(&run("r")).await), "busy");
     assert_eq!(kind(store.prune(&run("gone"), 1).await), "not_found");
     let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND state LIKE 'idle in%'";
-    assert_eq!(fixture.server.sql(open).as_deref(), Ok("0"));
+    assert_eq!(race.sql(open), "0");
     store.commit(advance(&acquired)).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_deletion_that_waited_leaves_nothing_of_what_was_written_meanwhile() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
-    let acquired = held(&*store, LONG).await;
+    let race = Race::new().await;
+    let store = &*race.store;
+    let acquired = held(store, LONG).await;
     let end = ended(advance(&acquired), Status::Succeeded);
-    let other = Other::holding(&fixture).await;
-    let committing = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(end).await }
-    })
-    .await;
-    let deleting = tokio::spawn({
-        let store = store.clone();
-        async move { store.delete_if_idle(&run("r")).await }
-    });
-    fixture
-        .server
-        .answers(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND wait_event_type = 'Lock'",
-            "2",
-        )
-        .await;
+    let other = Other::holding(&race).await;
+    let committing = race.blocks_commit(end).await;
+    let deleting = race.starts(|store| async move { store.delete_if_idle(&run("r")).await });
+    race.waiting("= 2").await;
     other.lets_go().await;
     committing.await.unwrap().unwrap();
     if let Err(error) = deleting.await.unwrap() {
@@ -379,15 +351,15 @@ async fn a_deletion_that_waited_leaves_nothing_of_what_was_written_meanwhile() {
         store.delete_if_idle(&run("r")).await.unwrap();
     }
     for table in ["runs", "run_leases", "checkpoints", "events"] {
-        let left = fixture.server.sql(&format!("SELECT count(*) FROM {table}"));
-        assert_eq!(left.as_deref(), Ok("0"), "{table}");
+        let left = race.sql(&format!("SELECT count(*) FROM {table}"));
+        assert_eq!(left, "0", "{table}");
     }
 }
 
 #[tokio::test]
 async fn a_long_payload_that_is_said_to_be_stored_is_sent_when_it_was_pruned_meanwhile() {
-    let fixture = PostgresFixture::start().await;
-    let store: Arc<dyn Store> = fixture.store();
+    let race = Race::new().await;
+    let store = &*race.store;
     let id = run("r");
     let now = store.now().await.unwrap();
     let long = payload(vec![3; 50_000]);
@@ -400,12 +372,8 @@ async fn a_long_payload_that_is_said_to_be_stored_is_sent_when_it_was_pruned_mea
     // The first state is only in a checkpoint from here on. A commit that uses it waits while that is pruned.
     let mut uses = advance(&acquired);
     uses.activities = vec![completed(activity(&id, 1, "call"), read, now)];
-    let mut other = Other::holding(&fixture).await;
-    let task = blocked(&fixture, {
-        let store = store.clone();
-        async move { store.commit(uses).await }
-    })
-    .await;
+    let mut other = Other::holding(&race).await;
+    let task = race.blocks_commit(uses).await;
     other
         .sql("UPDATE checkpoints SET state = NULL, pruned = true WHERE run_id = 'r' AND revision = 1")
         .await;

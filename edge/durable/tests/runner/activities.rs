@@ -147,7 +147,7 @@ async fn a_read_has_no_intent_and_is_recorded_with_the_step() {
 async fn what_completed_is_answered_from_the_journal() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
-    let graph = Arc::new(
+    let graph = shared(
         graph("replay")
             .retry("only", policy(2, std::time::Duration::from_secs(1)))
             .node("only", move |ctx: Ctx, mut trail: Trail| {
@@ -168,9 +168,7 @@ async fn what_completed_is_answered_from_the_journal() {
                     }
                 }
             })
-            .terminal("only")
-            .compile()
-            .unwrap(),
+            .terminal("only"),
     );
     let parked = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
     assert_eq!(parked.status, Status::Waiting);
@@ -189,7 +187,7 @@ async fn what_completed_is_answered_from_the_journal() {
 async fn a_loop_makes_new_intentions() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
-    let graph: Arc<Graph<Trail>> = Arc::new(
+    let graph: Arc<Graph<Trail>> = shared(
         graph("loop")
             .node("turn", move |ctx: Ctx, trail: Trail| {
                 let calls = calls.clone();
@@ -211,9 +209,7 @@ async fn a_loop_makes_new_intentions() {
                     Ok((pushed(trail, text(&key)), directive))
                 }
             })
-            .edge("turn", "turn")
-            .compile()
-            .unwrap(),
+            .edge("turn", "turn"),
     );
     let done = room
         .runner(&graph)
@@ -258,18 +254,14 @@ async fn bytes_and_json_come_back_as_they_were() {
     assert_eq!(record.output.unwrap().bytes(), &Bytes::from(expected));
     // State that is bytes, with everything in it.
     let odd = Bytes::from_static(b"\x00\xff {\"a\": 1e400, \"b\": \"\\ud800\"}");
-    let raw = GraphBuilder::<Bytes>::with_codec("raw", 1, iop_durable::graph::Raw)
-        .node("only", |_: Ctx, state: Bytes| async move {
-            Ok((state, Directive::end()))
-        })
-        .terminal("only")
-        .compile()
-        .unwrap();
-    let done = room
-        .runner(&Arc::new(raw))
-        .start(Start::new(odd.clone()))
-        .await
-        .unwrap();
+    let raw = shared(
+        GraphBuilder::<Bytes>::with_codec("raw", 1, iop_durable::graph::Raw)
+            .node("only", |_: Ctx, state: Bytes| async move {
+                Ok((state, Directive::end()))
+            })
+            .terminal("only"),
+    );
+    let done = room.runner(&raw).start(Start::new(odd.clone())).await.unwrap();
     assert_eq!(done.state, odd);
     assert_eq!(room.load(&done.run).await.state.bytes(), &odd);
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{Effect, Scope, Status};
-use iop_durable::runner::{Answer as Told, CallError, CancelOutcome, Ctx, Start};
+use iop_durable::runner::{Answer as Told, CancelOutcome, Ctx, Start};
 use iop_durable::store::{Store, StoreError};
 
 use crate::support::*;
@@ -23,22 +23,16 @@ fn away() -> StoreError {
 /// A call behind an approval.
 fn approved(log: &Log) -> Arc<Graph<Trail>> {
     let log = log.clone();
-    Arc::new(
-        graph("approved")
-            .node("only", move |ctx: Ctx, trail: Trail| {
-                let log = log.clone();
-                async move {
-                    let Told::Delivered(word) = ctx.gate("g").wait().await? else {
-                        panic!()
-                    };
-                    let done = call(&ctx, &text(&word), Effect::Unsafe, &log).await?;
-                    Ok((pushed(trail, done), Directive::end()))
-                }
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    )
+    one("approved", move |ctx: Ctx, trail: Trail| {
+        let log = log.clone();
+        async move {
+            let Told::Delivered(word) = ctx.gate("g").wait().await? else {
+                panic!()
+            };
+            let done = call(&ctx, &text(&word), Effect::Unsafe, &log).await?;
+            Ok((pushed(trail, done), Directive::end()))
+        }
+    })
 }
 
 #[tokio::test(start_paused = true)]
@@ -63,10 +57,7 @@ async fn a_pause_that_is_not_saved_lets_nothing_happen() {
         assert_eq!(parked.status, Status::Waiting);
         room.sound(&run_id("r")).await;
         let wait = room.wait(&run_id("r"), "g").await;
-        runner
-            .deliver(&run_id("r"), &wait.id, &delivery("d", &wait, "go"))
-            .await
-            .unwrap();
+        deliver(&runner, &wait, "d", "go").await.unwrap();
         let done = room.work(&runner).await.unwrap().unwrap();
         assert_eq!(
             (done.status, log.all()),
@@ -83,19 +74,13 @@ async fn a_decision_survives_a_start_that_fails() {
     let runner = room.runner(&graph);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;
-    runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "go"))
-        .await
-        .unwrap();
+    deliver(&runner, &wait, "d", "go").await.unwrap();
     // Entry, then the call's intent.
     for k in [0, 1] {
         room.spy.answer(Op::Commit, k, away());
         refused(room.work(&runner).await.unwrap(), "store_unavailable");
         assert_eq!(log.len(), 0);
-        let again = runner
-            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "go"))
-            .await
-            .unwrap();
+        let again = deliver(&runner, &wait, "d", "go").await.unwrap();
         assert!(again.replayed);
     }
     let done = room.work(&runner).await.unwrap().unwrap();
@@ -158,10 +143,7 @@ async fn a_decision_or_request_whose_answer_is_lost_is_one() {
             }
         };
         lose(Op::Post);
-        let told = runner
-            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "go"))
-            .await
-            .unwrap();
+        let told = deliver(&runner, &wait, "d", "go").await.unwrap();
         assert_eq!((told.verdict, told.replayed), (Verdict::Accepted, landed));
         let ledger = room
             .memory
@@ -201,19 +183,10 @@ async fn a_decision_or_request_whose_answer_is_lost_is_one() {
 async fn a_resolution_whose_answer_is_lost_is_one() {
     for landed in [true, false] {
         let room = Room::new();
-        let graph: Arc<Graph<Trail>> = Arc::new(
-            graph("resolved")
-                .node("only", |ctx: Ctx, trail: Trail| async move {
-                    let out = ctx
-                        .activity("c")
-                        .run("", |_| async { Err(CallError::Unknown) })
-                        .await?;
-                    Ok((pushed(trail, text(&out)), Directive::end()))
-                })
-                .terminal("only")
-                .compile()
-                .unwrap(),
-        );
+        let graph: Arc<Graph<Trail>> = one("resolved", |ctx: Ctx, trail: Trail| async move {
+            let out = cut_off(&ctx, "c").await?;
+            Ok((pushed(trail, text(&out)), Directive::end()))
+        });
         let runner = room.runner(&graph);
         let run = runner.start(Start::new(Trail::new())).await.unwrap();
         let record = room.activity(&run.run, "c").await;
@@ -249,18 +222,10 @@ async fn a_resolution_whose_answer_is_lost_is_one() {
         room.sound(&run.run).await;
     }
     let room = Room::new();
-    let graph: Arc<Graph<Trail>> = Arc::new(
-        graph("refused")
-            .node("only", |ctx: Ctx, trail: Trail| async move {
-                ctx.activity("c")
-                    .run("", |_| async { Err(CallError::Unknown) })
-                    .await?;
-                Ok((trail, Directive::end()))
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let graph: Arc<Graph<Trail>> = one("refused", |ctx: Ctx, trail: Trail| async move {
+        cut_off(&ctx, "c").await?;
+        Ok((trail, Directive::end()))
+    });
     let runner = room.runner(&graph);
     let run = runner.start(Start::new(Trail::new())).await.unwrap();
     let record = room.activity(&run.run, "c").await;

@@ -1,7 +1,5 @@
 //! Calls that are refused, conflict or panic (D141, D257, D258, D262).
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use futures_util::future::join_all;
 use iop_durable::failure::FailureKind;
@@ -17,7 +15,7 @@ async fn a_recorded_call_asked_for_differently_conflicts_and_is_not_made() {
     for what in ["input", "implementation", "effect", "policy"] {
         let (room, log) = (Room::new(), Log::new());
         let calls = log.clone();
-        let graph = Arc::new(
+        let graph = shared(
             graph("conflict")
                 .retry("only", policy(2, second))
                 .node("only", move |ctx: Ctx, trail: Trail| {
@@ -47,9 +45,7 @@ async fn a_recorded_call_asked_for_differently_conflicts_and_is_not_made() {
                         }
                     }
                 })
-                .terminal("only")
-                .compile()
-                .unwrap(),
+                .terminal("only"),
         );
         let runner = room.runner(&graph);
         runner.start(Start::new(Trail::new())).await.unwrap();

@@ -34,11 +34,7 @@ async fn a_run_that_nobody_holds_is_cancelled_at_once() {
         for wait in stage.room.memory.waits(&stage.run).await.unwrap() {
             assert_eq!(wait.status, WaitStatus::Cancelled);
             for replayed in [false, true] {
-                let late = stage
-                    .runner
-                    .deliver(&stage.run, &wait.id, &delivery("d", &wait, "yes"))
-                    .await
-                    .unwrap();
+                let late = deliver(&stage.runner, &wait, "d", "yes").await.unwrap();
                 assert_eq!(
                     (late.verdict, late.replayed),
                     (Verdict::Canceled, replayed),
@@ -63,8 +59,7 @@ async fn a_run_that_nobody_holds_is_cancelled_at_once() {
 async fn what_may_be_repeated_is_cut_off() {
     for what in ["pure", "read_only", "idempotent"] {
         let stage = Stage::new();
-        let (runner, start) = (stage.runner.clone(), stage.start(what));
-        let running = background(async move { runner.start(start).await });
+        let running = stage.running(what);
         stage.door.reached(1).await;
         let asked = tokio::time::Instant::now();
         assert_eq!(stage.cancel("c").await, CancelOutcome::Requested, "{what}");
@@ -85,8 +80,7 @@ async fn what_may_be_repeated_is_cut_off() {
 async fn an_unsafe_call_has_its_grace() {
     // Answered within it: kept as evidence.
     let stage = Stage::new();
-    let (runner, start) = (stage.runner.clone(), stage.start("unsafe"));
-    let running = background(async move { runner.start(start).await });
+    let running = stage.running("unsafe");
     stage.door.reached(1).await;
     assert_eq!(stage.cancel("c").await, CancelOutcome::Requested);
     tokio::time::sleep(GRACE - Duration::from_secs(1)).await;
@@ -105,8 +99,7 @@ async fn an_unsafe_call_has_its_grace() {
     // Not answered: ambiguous until it is resolved, then cancelled.
     for what in ["unsafe", "mixed"] {
         let stage = Stage::new();
-        let (runner, start) = (stage.runner.clone(), stage.start(what));
-        let running = background(async move { runner.start(start).await });
+        let running = stage.running(what);
         stage.door.reached(if what == "mixed" { 2 } else { 1 }).await;
         let asked = tokio::time::Instant::now();
         assert_eq!(stage.cancel("c").await, CancelOutcome::Requested);
@@ -175,8 +168,7 @@ async fn a_lost_workers_run_is_cancelled_by_whoever_comes() {
         ("unsafe", Status::Ambiguous),
     ] {
         let stage = Stage::new();
-        let (runner, start) = (stage.runner.clone(), stage.start(what));
-        let running = background(async move { runner.start(start).await });
+        let running = stage.running(what);
         stage.door.reached(1).await;
         drop(running);
         // While its lease lives, the request is stored and nothing more.
@@ -193,8 +185,7 @@ async fn a_lost_workers_run_is_cancelled_by_whoever_comes() {
         stage.room.sound(&stage.run).await;
         // Nobody comes: the one who asks later ends it himself.
         let stage = Stage::new();
-        let (runner, start) = (stage.runner.clone(), stage.start(what));
-        let running = background(async move { runner.start(start).await });
+        let running = stage.running(what);
         stage.door.reached(1).await;
         drop(running);
         stage.room.clock.advance(TTL);
@@ -206,8 +197,7 @@ async fn a_lost_workers_run_is_cancelled_by_whoever_comes() {
 #[tokio::test(start_paused = true)]
 async fn a_request_is_one_decision() {
     let stage = Stage::new();
-    let (runner, start) = (stage.runner.clone(), stage.start("unsafe"));
-    let running = background(async move { runner.start(start).await });
+    let running = stage.running("unsafe");
     stage.door.reached(1).await;
     let operator = stage.runner.operator();
     let first = operator

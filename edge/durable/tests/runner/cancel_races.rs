@@ -61,19 +61,13 @@ async fn a_request_accepted_before_the_end_wins_whatever_the_end_is() {
     for (what, end) in table {
         let (room, log) = (Room::new(), Log::new());
         let calls = log.clone();
-        let graph = Arc::new(
-            graph("ends")
-                .node("only", move |ctx: Ctx, trail: Trail| {
-                    let calls = calls.clone();
-                    async move {
-                        call(&ctx, "c", Effect::Unsafe, &calls).await?;
-                        end(trail)
-                    }
-                })
-                .terminal("only")
-                .compile()
-                .unwrap(),
-        );
+        let graph = one("ends", move |ctx: Ctx, trail: Trail| {
+            let calls = calls.clone();
+            async move {
+                call(&ctx, "c", Effect::Unsafe, &calls).await?;
+                end(trail)
+            }
+        });
         let runner = room.runner(&graph);
         let aside = room.aside();
         // The intent is the first commit, the end the second.
@@ -122,7 +116,7 @@ async fn a_word_that_changes_nothing_loses_nothing_either() {
     for (what, end, status) in table {
         let (room, log) = (Room::new(), Log::new());
         let calls = log.clone();
-        let graph = Arc::new(
+        let graph = shared(
             graph("ends")
                 .node("gated", |ctx: Ctx, trail: Trail| async move {
                     ctx.gate("g").wait().await?;
@@ -136,24 +130,16 @@ async fn a_word_that_changes_nothing_loses_nothing_either() {
                     }
                 })
                 .edge("gated", "only")
-                .terminal("only")
-                .compile()
-                .unwrap(),
+                .terminal("only"),
         );
         let runner = room.runner(&graph);
         let parked = runner.start(Start::new(Trail::new())).await.unwrap();
         let wait = room.wait(&parked.run, "g").await;
-        runner
-            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-            .await
-            .unwrap();
-        let (aside, run) = (room.aside(), parked.run.clone());
+        deliver(&runner, &wait, "d", "yes").await.unwrap();
+        let aside = room.aside();
         // Entry, the gated step, the intent; then the end meets a delivery that lost.
         room.spy.before(Op::Commit, 3, || async move {
-            let lost = aside
-                .deliver_to_gate(&run, &wait.id, &delivery("late", &wait, "yes"))
-                .await
-                .unwrap();
+            let lost = deliver_to_gate(&aside, &wait, "late", "yes").await.unwrap();
             assert_eq!(lost.verdict, Verdict::Superseded);
             Ok(())
         });
@@ -176,15 +162,13 @@ async fn a_word_that_changes_nothing_loses_nothing_either() {
 async fn a_run_of_quick_steps_hears_a_request_between_two_of_them() {
     let (room, ran) = (Room::new(), Log::new());
     let seen = ran.clone();
-    let graph: Arc<Graph<Trail>> = Arc::new(
+    let graph: Arc<Graph<Trail>> = shared(
         graph("quick")
             .node("spin", move |_: Ctx, trail: Trail| {
                 seen.add("step");
                 async move { Ok((trail, Directive::completed())) }
             })
-            .edge("spin", "spin")
-            .compile()
-            .unwrap(),
+            .edge("spin", "spin"),
     );
     let runner = room.runner(&graph);
     let aside = room.aside();
@@ -206,8 +190,7 @@ async fn a_run_of_quick_steps_hears_a_request_between_two_of_them() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_cannot_be_read_for_a_moment_cuts_nothing_off() {
     let stage = Stage::new();
-    let (runner, start) = (stage.runner.clone(), stage.start("unsafe"));
-    let running = background(async move { runner.start(start).await });
+    let running = stage.running("unsafe");
     stage.door.reached(1).await;
     let away = iop_durable::store::StoreError::unavailable("away");
     // The request is stored; reading it fails at first.

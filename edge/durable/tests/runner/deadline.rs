@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use iop_durable::graph::{Deadline, Directive, Graph};
 use iop_durable::record::{ActivityState, Effect, Reason, Status};
-use iop_durable::runner::{CallError, Ctx, Resume, Start};
+use iop_durable::runner::{Ctx, Resume, Start};
 use iop_durable::store::Store;
 use iop_durable::time::Timestamp;
 
@@ -16,43 +15,34 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 fn holding(log: &Log, door: &Door) -> Arc<Graph<Trail>> {
     let (log, door) = (log.clone(), door.clone());
-    let graph = graph("holding")
-        .retry("only", policy(9, Duration::from_secs(3600)))
-        .node("only", move |ctx: Ctx, trail: Trail| {
-            let (log, door) = (log.clone(), door.clone());
-            async move {
-                log.add("entered");
-                match trail[0].as_str() {
-                    "pure" => door.pass().await,
-                    "gate" => {
-                        ctx.gate("g").wait().await?;
+    shared(
+        graph("holding")
+            .retry("only", policy(9, Duration::from_secs(3600)))
+            .node("only", move |ctx: Ctx, trail: Trail| {
+                let (log, door) = (log.clone(), door.clone());
+                async move {
+                    log.add("entered");
+                    match trail[0].as_str() {
+                        "pure" => door.pass().await,
+                        "gate" => {
+                            ctx.gate("g").wait().await?;
+                        }
+                        "retry" => return Err(down().into()),
+                        "suspend" => return Ok((trail, Directive::suspend("held"))),
+                        "unknown" => {
+                            cut_off(&ctx, "c").await?;
+                        }
+                        what => {
+                            let effect = Effect::parse(what).unwrap();
+                            let held = ctx.activity("c").effect(effect).run("", |_| door.answers("out"));
+                            held.await?;
+                        }
                     }
-                    "retry" => return Err(down().into()),
-                    "suspend" => return Ok((trail, Directive::suspend("held"))),
-                    "unknown" => {
-                        ctx.activity("c")
-                            .run("", |_| async { Err(CallError::Unknown) })
-                            .await?;
-                    }
-                    what => {
-                        let effect = Effect::parse(what).unwrap();
-                        let held = ctx.activity("c").effect(effect).run("", |_| {
-                            let door = door.clone();
-                            async move {
-                                door.pass().await;
-                                Ok(Bytes::from("out"))
-                            }
-                        });
-                        held.await?;
-                    }
+                    Ok((pushed(trail, "done"), Directive::end()))
                 }
-                Ok((pushed(trail, "done"), Directive::end()))
-            }
-        })
-        .terminal("only")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+            })
+            .terminal("only"),
+    )
 }
 
 fn start(what: &str) -> Start<Trail> {
@@ -90,8 +80,7 @@ async fn a_running_run_is_over_at_its_deadline() {
 async fn an_unsafe_call_has_its_grace_then_too() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let runner = room.runner(&holding(&log, &door));
-    let starting = runner.clone();
-    let running = background(async move { starting.start(start("unsafe")).await });
+    let running = started(&runner, start("unsafe"));
     door.reached(1).await;
     tokio::time::sleep(LIMIT + Duration::from_secs(5)).await;
     assert_eq!(room.status(&run_id("r")).await, Status::Running);
@@ -106,8 +95,7 @@ async fn an_unsafe_call_has_its_grace_then_too() {
 
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let runner = room.runner(&holding(&log, &door));
-    let starting = runner.clone();
-    let running = background(async move { starting.start(start("unsafe")).await });
+    let running = started(&runner, start("unsafe"));
     let result = done_after(running, LIMIT + Duration::from_secs(11)).await;
     assert_eq!(result.status, Status::Ambiguous);
     room.sound(&result.run).await;

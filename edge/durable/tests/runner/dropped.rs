@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::{Either, select};
 use iop_durable::graph::{Directive, Graph, NoEffect, Node};
 use iop_durable::record::{ActivityState, AttemptClass, Effect, Status, WaitingKind};
@@ -12,13 +11,11 @@ use iop_durable::runner::{Ctx, Resume, Start};
 use crate::support::*;
 
 fn one(name: &str, node: impl Node<Trail, NoEffect>) -> Arc<Graph<Trail>> {
-    Arc::new(
+    shared(
         graph(name)
             .recovery_attempts(2)
             .node("only", node)
-            .terminal("only")
-            .compile()
-            .unwrap(),
+            .terminal("only"),
     )
 }
 
@@ -28,11 +25,7 @@ async fn held_call(ctx: &Ctx, name: &str, effect: Effect, log: &Log, door: &Door
         .effect(effect)
         .run("in", |call| {
             log.add(format!("{} {}", call.idempotency_key, call.attempt));
-            let door = door.clone();
-            async move {
-                door.pass().await;
-                Ok(Bytes::from("out"))
-            }
+            door.answers("out")
         })
         .await?;
     Ok((Trail::new(), Directive::end()))
@@ -337,8 +330,7 @@ async fn a_node_that_waits_for_nothing_of_the_engine_is_not_parked() {
             Ok((trail, Directive::end()))
         }
     });
-    let runner = room.runner(&graph);
-    let running = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    let running = running(&room.runner(&graph));
     door.reached(1).await;
     assert_eq!(room.status(&run_id("r")).await, Status::Running);
     door.open();

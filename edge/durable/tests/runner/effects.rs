@@ -22,32 +22,31 @@ fn mail(to: u32) -> Note {
 }
 
 fn noting() -> Arc<Graph<Trail, Note>> {
-    let graph = GraphBuilder::<Trail, Note>::new("noting", 1)
-        .node("a", |_: Ctx, trail: Trail| async move {
-            Ok((trail, Directive::completed().effect(mail(1)).effect(Note::Bell)))
-        })
-        .node("b", |ctx: Ctx, trail: Trail| async move {
-            let directive = match ctx.attempt() {
-                1 => Directive::retry(2).effect(mail(99)),
-                _ => Directive::suspend("later").resume_at("c").effect(mail(2)),
-            };
-            Ok((trail, directive))
-        })
-        .node("c", |ctx: Ctx, trail: Trail| async move {
-            // The first life of this step fails after it has told.
-            let directive = match ctx.life() {
-                1 => Directive::fail(Failure::new(FailureKind::Unavailable, "down")),
-                _ => Directive::end(),
-            };
-            Ok((trail, directive.effect(mail(3))))
-        })
-        .edge("a", "b")
-        .terminal("b")
-        .terminal("c")
-        .resume_target("c")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+    shared(
+        GraphBuilder::<Trail, Note>::new("noting", 1)
+            .node("a", |_: Ctx, trail: Trail| async move {
+                Ok((trail, Directive::completed().effect(mail(1)).effect(Note::Bell)))
+            })
+            .node("b", |ctx: Ctx, trail: Trail| async move {
+                let directive = match ctx.attempt() {
+                    1 => Directive::retry(2).effect(mail(99)),
+                    _ => Directive::suspend("later").resume_at("c").effect(mail(2)),
+                };
+                Ok((trail, directive))
+            })
+            .node("c", |ctx: Ctx, trail: Trail| async move {
+                // The first life of this step fails after it has told.
+                let directive = match ctx.life() {
+                    1 => Directive::fail(Failure::new(FailureKind::Unavailable, "down")),
+                    _ => Directive::end(),
+                };
+                Ok((trail, directive.effect(mail(3))))
+            })
+            .edge("a", "b")
+            .terminal("b")
+            .terminal("c")
+            .resume_target("c"),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -100,18 +99,18 @@ async fn effects_come_in_order_and_once() {
 #[tokio::test(start_paused = true)]
 async fn a_long_run_loses_none_of_them() {
     let room = Room::new();
-    let graph = GraphBuilder::<u32, u32>::new("long", 1)
-        .node("count", |_: Ctx, n: u32| async move {
-            let directive = if n == 1200 {
-                Directive::end()
-            } else {
-                Directive::completed()
-            };
-            Ok((n + 1, directive.effect(n)))
-        })
-        .edge("count", "count")
-        .compile()
-        .unwrap();
-    let done = room.runner(&Arc::new(graph)).start(Start::new(0)).await.unwrap();
+    let graph = shared(
+        GraphBuilder::<u32, u32>::new("long", 1)
+            .node("count", |_: Ctx, n: u32| async move {
+                let directive = if n == 1200 {
+                    Directive::end()
+                } else {
+                    Directive::completed()
+                };
+                Ok((n + 1, directive.effect(n)))
+            })
+            .edge("count", "count"),
+    );
+    let done = room.runner(&graph).start(Start::new(0)).await.unwrap();
     assert_eq!(done.effects, (0..=1200).collect::<Vec<u32>>());
 }

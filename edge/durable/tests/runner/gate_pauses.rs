@@ -1,6 +1,5 @@
 //! Pauses beside other things that hold a step: retries, unknown effects, resumes (D83, D148, D159).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryFutureExt as _;
@@ -17,7 +16,7 @@ use crate::support::*;
 async fn an_answer_does_not_shorten_the_pause_of_its_step() {
     let (room, log) = (Room::new(), Log::new());
     let seen = log.clone();
-    let graph = Arc::new(
+    let graph = shared(
         graph("paused")
             .retry("only", policy(3, Duration::from_secs(60)))
             .node("only", move |ctx: Ctx, trail: Trail| {
@@ -33,18 +32,13 @@ async fn an_answer_does_not_shorten_the_pause_of_its_step() {
                     Ok((trail, Directive::end()))
                 }
             })
-            .terminal("only")
-            .compile()
-            .unwrap(),
+            .terminal("only"),
     );
     let runner = room.runner(&graph);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     assert_eq!(waits_for(&parked)[0].0, WaitingKind::Retry);
     let wait = room.wait(&parked.run, "g").await;
-    runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    deliver(&runner, &wait, "d", "yes").await.unwrap();
     if let Some(result) = room.work(&runner).await {
         assert_eq!(result.unwrap().status, Status::Waiting);
     }
@@ -56,18 +50,18 @@ async fn an_answer_does_not_shorten_the_pause_of_its_step() {
     room.sound(&parked.run).await;
 }
 
+/// A call whose answer is unknown, beside a gate that is told yes.
+async fn cut_beside_a_gate(ctx: Ctx, trail: Trail) -> Answer {
+    let (out, told) = join(cut_off(&ctx, "c"), ctx.gate("g").wait()).await;
+    out?;
+    assert_eq!(told?, Told::Delivered("yes".into()));
+    Ok((trail, Directive::end()))
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_resolved_run_waits_for_its_resume_whatever_is_answered_meanwhile() {
     let room = Room::new();
-    let graph = one("both", |ctx: Ctx, trail: Trail| async move {
-        let cut = ctx
-            .activity("c")
-            .run("", |_| async { Err(iop_durable::runner::CallError::Unknown) });
-        let (out, told) = join(cut, ctx.gate("g").wait()).await;
-        out?;
-        assert_eq!(told?, Told::Delivered("yes".into()));
-        Ok((trail, Directive::end()))
-    });
+    let graph = one("both", cut_beside_a_gate);
     let runner = room.runner(&graph);
     let run = runner.start(Start::new(Trail::new())).await.unwrap();
     assert_eq!(run.status, Status::Ambiguous);
@@ -80,10 +74,7 @@ async fn a_resolved_run_waits_for_its_resume_whatever_is_answered_meanwhile() {
         .unwrap();
     assert_eq!(resolved.status, Status::Waiting);
     room.sound(&run.run).await;
-    operator
-        .deliver_to_gate(&run.run, &wait.id, &delivery("w", &wait, "yes"))
-        .await
-        .unwrap();
+    deliver_to_gate(&operator, &wait, "w", "yes").await.unwrap();
     if let Some(result) = room.work(&runner).await {
         assert_eq!(result.unwrap().status, Status::Waiting);
     }
@@ -97,22 +88,11 @@ async fn a_resolved_run_waits_for_its_resume_whatever_is_answered_meanwhile() {
 #[tokio::test(start_paused = true)]
 async fn a_gate_answered_while_the_run_is_ambiguous_is_kept() {
     let room = Room::new();
-    let graph = one("kept", |ctx: Ctx, trail: Trail| async move {
-        let cut = ctx
-            .activity("c")
-            .run("", |_| async { Err(iop_durable::runner::CallError::Unknown) });
-        let (out, told) = join(cut, ctx.gate("g").wait()).await;
-        out?;
-        assert_eq!(told?, Told::Delivered("yes".into()));
-        Ok((trail, Directive::end()))
-    });
+    let graph = one("kept", cut_beside_a_gate);
     let runner = room.runner(&graph);
     let run = runner.start(Start::new(Trail::new())).await.unwrap();
     let (record, wait) = (room.activity(&run.run, "c").await, room.wait(&run.run, "g").await);
-    runner
-        .deliver(&run.run, &wait.id, &delivery("w", &wait, "yes"))
-        .await
-        .unwrap();
+    deliver(&runner, &wait, "w", "yes").await.unwrap();
     if let Some(result) = room.work(&runner).await {
         assert_eq!(result.unwrap().status, Status::Ambiguous);
     }
@@ -137,9 +117,7 @@ async fn what_stands_behind_a_resolved_call_does_not_wait_for_a_gate() {
             let calls = calls.clone();
             async move {
                 let chain = async {
-                    let cut = ctx.activity("c");
-                    cut.run("", |_| async { Err(iop_durable::runner::CallError::Unknown) })
-                        .await?;
+                    cut_off(&ctx, "c").await?;
                     call(&ctx, "next", Effect::Idempotent, &calls)
                         .await
                         .map_err(NodeError::from)
@@ -167,10 +145,7 @@ async fn what_stands_behind_a_resolved_call_does_not_wait_for_a_gate() {
             (Status::Waiting, vec!["next".to_owned()])
         );
         let wait = room.wait(&run.run, "g").await;
-        runner
-            .deliver(&run.run, &wait.id, &delivery("d", &wait, "yes"))
-            .await
-            .unwrap();
+        deliver(&runner, &wait, "d", "yes").await.unwrap();
         let done = room.work(&runner).await.unwrap().unwrap();
         assert_eq!((done.status, log.len()), (Status::Succeeded, 1));
         room.sound(&run.run).await;
@@ -204,10 +179,7 @@ async fn another_life_asks_again_for_what_was_not_answered() {
         if answered {
             for name in ["g", "first"] {
                 let wait = room.wait(&run.run, name).await;
-                runner
-                    .deliver(&run.run, &wait.id, &delivery(name, &wait, "yes"))
-                    .await
-                    .unwrap();
+                deliver(&runner, &wait, name, "yes").await.unwrap();
             }
             run = room.drain(&runner).await.unwrap();
         }
@@ -228,10 +200,7 @@ async fn another_life_asks_again_for_what_was_not_answered() {
         let told: Vec<_> = waits.iter().map(|w| (w.generation, w.status)).collect();
         assert_eq!(told, [(1, WaitStatus::Cancelled), (2, WaitStatus::Armed)]);
         // The old one's answer is too late, the new one's counts.
-        let late = runner
-            .deliver(&run.run, &waits[0].id, &delivery("d", &waits[0], "no"))
-            .await
-            .unwrap();
+        let late = deliver(&runner, &waits[0], "d", "no").await.unwrap();
         assert_eq!(late.verdict, Verdict::Canceled);
         let mut stale = delivery("e", &waits[1], "yes");
         stale.generation = Some(1);
@@ -239,10 +208,7 @@ async fn another_life_asks_again_for_what_was_not_answered() {
             runner.deliver(&run.run, &waits[1].id, &stale).await,
             "delivery_conflict",
         );
-        runner
-            .deliver(&run.run, &waits[1].id, &delivery("f", &waits[1], "yes"))
-            .await
-            .unwrap();
+        deliver(&runner, &waits[1], "f", "yes").await.unwrap();
         let done = room.drain(&runner).await.unwrap();
         assert_eq!(
             (done.status, done.life, done.state),

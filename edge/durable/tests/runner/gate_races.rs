@@ -25,13 +25,7 @@ async fn an_answer_reaches_its_node_while_other_calls_run() {
                 door.open();
                 Ok::<_, iop_durable::failure::Failure>(told)
             };
-            let slow = ctx.activity("slow").run("", |_| {
-                let door = door.clone();
-                async move {
-                    door.pass().await;
-                    Ok(bytes::Bytes::new())
-                }
-            });
+            let slow = ctx.activity("slow").run("", |_| door.answers(""));
             let (told, slow) = join(gated, slow).await;
             slow?;
             assert_eq!(told?, Told::Delivered("yes".into()));
@@ -39,18 +33,14 @@ async fn an_answer_reaches_its_node_while_other_calls_run() {
         }
     });
     let runner = room.runner(&graph);
-    let starting = runner.clone();
-    let running = background(async move { starting.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    let running = running(&runner);
     door.reached(1).await;
     // Listed and decidable while the run works.
     assert_eq!(room.status(&run_id("r")).await, Status::Running);
     let wait = room.wait(&run_id("r"), "g").await;
     assert_eq!(wait.status, WaitStatus::Armed);
     // The slow call ends only after the answer has arrived.
-    runner
-        .deliver(&run_id("r"), &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    deliver(&runner, &wait, "d", "yes").await.unwrap();
     let result = done(running).await.unwrap();
     assert_eq!(
         (result.status, log.all()),
@@ -84,9 +74,7 @@ async fn race(pairs: u32) {
         let (room, log) = (Room::new(), Log::new());
         let graph = raced(&log);
         let (runner, run) = (room.runner(&graph), run_id("r"));
-        let starting = runner.clone();
-        let running =
-            background(async move { starting.start(Start::new(Trail::new()).run(run_id("r"))).await });
+        let running = running(&runner);
         // The deliverer looks for the gate again and again, after more and more yields.
         let (store, delivering) = (room.memory.clone(), runner.clone());
         let sender = background(async move {
@@ -97,9 +85,7 @@ async fn race(pairs: u32) {
                 if let Ok(waits) = store.waits(&run_id("r")).await
                     && let Some(wait) = waits.first()
                 {
-                    let told = delivering
-                        .deliver(&run_id("r"), &wait.id, &delivery("d", wait, "yes"))
-                        .await;
+                    let told = deliver(&delivering, wait, "d", "yes").await;
                     return told.unwrap().verdict;
                 }
                 tokio::task::yield_now().await;
@@ -142,10 +128,7 @@ async fn an_answer_right_before_the_run_parks_is_not_slept_on() {
     // The first commit arms, the second parks.
     room.spy.before(Op::Commit, 1, || async move {
         let wait = store.waits(&run_id("r")).await.unwrap().remove(0);
-        aside
-            .deliver_to_gate(&run_id("r"), &wait.id, &delivery("d", &wait, "yes"))
-            .await
-            .unwrap();
+        deliver_to_gate(&aside, &wait, "d", "yes").await.unwrap();
         Ok(())
     });
     let done = within(runner.start(Start::new(Trail::new()).run(run_id("r"))))
@@ -164,13 +147,10 @@ async fn an_answer_whose_reading_failed_halfway_is_not_lost() {
         let graph = one("halfway", move |ctx: Ctx, trail: Trail| {
             let door = gone.clone();
             async move {
-                let call = ctx.activity("c").effect(Effect::Idempotent).run("", |_| {
-                    let door = door.clone();
-                    async move {
-                        door.pass().await;
-                        Ok("out".into())
-                    }
-                });
+                let call = ctx
+                    .activity("c")
+                    .effect(Effect::Idempotent)
+                    .run("", |_| door.answers("out"));
                 let (told, out) = join(ctx.gate("g").wait(), call).await;
                 out?;
                 assert_eq!(told?, Told::Delivered("yes".into()));
@@ -178,19 +158,14 @@ async fn an_answer_whose_reading_failed_halfway_is_not_lost() {
             }
         });
         let runner = room.runner(&graph);
-        let starting = runner.clone();
-        let running =
-            background(async move { starting.start(Start::new(Trail::new()).run(run_id("r"))).await });
+        let running = running(&runner);
         door.reached(1).await;
         // The number of the inbox is read, the gates are not.
         let wait = room.wait(&run_id("r"), "g").await;
         let away = iop_durable::store::StoreError::unavailable("away");
         room.spy.answer(Op::Journal, 0, away);
         let aside = room.aside();
-        aside
-            .deliver_to_gate(&run_id("r"), &wait.id, &delivery("d", &wait, "yes"))
-            .await
-            .unwrap();
+        deliver_to_gate(&aside, &wait, "d", "yes").await.unwrap();
         if cancels {
             let id = decision("c");
             aside.cancel(&run_id("r"), &id, "enough", None).await.unwrap();
@@ -238,13 +213,10 @@ async fn many_deliverers_at_once_have_one_winner() {
         let parked = runner.start(Start::new(Trail::new())).await.unwrap();
         let wait = room.wait(&parked.run, "g").await;
         let sends = (0..8).map(|n| {
-            let (runner, run, wait) = (runner.clone(), parked.run.clone(), wait.clone());
+            let (runner, wait) = (runner.clone(), wait.clone());
             async move {
                 let id = format!("d{}", n / 2);
-                runner
-                    .deliver(&run, &wait.id, &delivery(&id, &wait, &id))
-                    .await
-                    .unwrap()
+                deliver(&runner, &wait, &id, &id).await.unwrap()
             }
         });
         let told = join_all(sends).await;
@@ -268,12 +240,9 @@ async fn an_answer_that_was_taken_stays_taken_when_the_run_is_cancelled() {
     let runner = room.runner(&graph);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;
-    let (aside, run, gate) = (room.aside(), parked.run.clone(), wait.clone());
+    let (aside, gate) = (room.aside(), wait.clone());
     room.spy.before(Op::Commit, 0, || async move {
-        let told = aside
-            .deliver_to_gate(&run, &gate.id, &delivery("d", &gate, "yes"))
-            .await
-            .unwrap();
+        let told = deliver_to_gate(&aside, &gate, "d", "yes").await.unwrap();
         assert_eq!(told.verdict, Verdict::Accepted);
         Ok(())
     });
@@ -312,10 +281,7 @@ async fn an_answer_that_was_taken_stays_taken_when_the_run_is_cancelled() {
     // The first commit arms, the second ends the run at its deadline.
     room.spy.before(Op::Commit, 1, || async move {
         let gate = store.waits(&run_id("r")).await.unwrap().remove(0);
-        let told = aside
-            .deliver_to_gate(&run_id("r"), &gate.id, &delivery("d", &gate, "yes"))
-            .await
-            .unwrap();
+        let told = deliver_to_gate(&aside, &gate, "d", "yes").await.unwrap();
         assert_eq!(told.verdict, Verdict::Accepted);
         Ok(())
     });

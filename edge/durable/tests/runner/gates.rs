@@ -82,10 +82,7 @@ async fn three_gates_are_answered_in_any_order_each_to_its_own_call() {
                 "the exact call is saved"
             );
             let word = if name == "b" { "deny" } else { "approve" };
-            let told = runner
-                .deliver(&parked.run, &wait.id, &delivery(name, &wait, word))
-                .await
-                .unwrap();
+            let told = deliver(&runner, &wait, name, word).await.unwrap();
             assert_eq!(told.verdict, Verdict::Accepted);
             // A worker in between, or only at the end.
             if n != 1 {
@@ -162,48 +159,31 @@ async fn a_delivery_is_answered_once_and_every_loser_is_recorded() {
     );
     assert_eq!(room.wait(run, "g").await, wait, "none of them left a trace");
 
-    let first = operator
-        .deliver_to_gate(run, &wait.id, &delivery("d1", &wait, "yes"))
-        .await
-        .unwrap();
+    let first = deliver_to_gate(&operator, &wait, "d1", "yes").await.unwrap();
     assert_eq!((first.verdict, first.replayed), (Verdict::Accepted, false));
     for _ in 0..5 {
-        let again = operator
-            .deliver_to_gate(run, &wait.id, &delivery("d1", &wait, "yes"))
-            .await
-            .unwrap();
+        let again = deliver_to_gate(&operator, &wait, "d1", "yes").await.unwrap();
         assert_eq!((again.verdict, again.replayed), (Verdict::Accepted, true));
     }
     refused(
-        operator
-            .deliver_to_gate(run, &wait.id, &delivery("d1", &wait, "no"))
-            .await,
+        deliver_to_gate(&operator, &wait, "d1", "no").await,
         "delivery_conflict",
     );
-    let late = operator
-        .deliver_to_gate(run, &wait.id, &delivery("d2", &wait, "no"))
-        .await
-        .unwrap();
+    let late = deliver_to_gate(&operator, &wait, "d2", "no").await.unwrap();
     assert_eq!((late.verdict, late.replayed), (Verdict::Superseded, false));
     let done = room.work(&runner).await.unwrap().unwrap();
     assert_eq!(
         (done.status, done.state),
         (Status::Succeeded, vec!["yes".to_owned()])
     );
-    let after = operator
-        .deliver_to_gate(run, &wait.id, &delivery("d3", &wait, "no"))
-        .await
-        .unwrap();
+    let after = deliver_to_gate(&operator, &wait, "d3", "no").await.unwrap();
     assert_eq!(after.verdict, Verdict::Superseded);
     refused(
-        operator
-            .deliver_to_gate(run, &wait.id, &delivery("d4", &wait, "no"))
-            .await,
+        deliver_to_gate(&operator, &wait, "d4", "no").await,
         "too_many_deliveries",
     );
     assert!(
-        operator
-            .deliver_to_gate(run, &wait.id, &delivery("d2", &wait, "no"))
+        deliver_to_gate(&operator, &wait, "d2", "no")
             .await
             .unwrap()
             .replayed
@@ -233,17 +213,9 @@ async fn a_delivery_that_is_too_large_is_refused() {
     let runner = room.runner_with(&graph, options.clone());
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;
-    refused(
-        runner
-            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "long"))
-            .await,
-        "payload_too_large",
-    );
+    refused(deliver(&runner, &wait, "d", "long").await, "payload_too_large");
     assert_eq!(room.wait(&parked.run, "g").await, wait);
-    runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    deliver(&runner, &wait, "d", "yes").await.unwrap();
     // So is what people are shown.
     let graph = one("subject", |ctx: Ctx, trail: Trail| async move {
         ctx.gate("g").subject("long").wait().await?;
@@ -292,9 +264,7 @@ async fn a_gate_times_out_by_its_own_time_and_a_span_counts_from_arming() {
         room.clock.advance(Duration::from_secs(2));
         // After the deadline, before the timer: a late event may still win, or not.
         let wait = room.wait(&parked.run, "g").await;
-        let late = runner
-            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "late"))
-            .await;
+        let late = deliver(&runner, &wait, "d", "late").await;
         let expected = match policy {
             DeadlinePolicy::FirstCommitted => {
                 assert_eq!(late.unwrap().verdict, Verdict::Accepted);
@@ -310,9 +280,7 @@ async fn a_gate_times_out_by_its_own_time_and_a_span_counts_from_arming() {
             (done.status, done.state),
             (Status::Succeeded, vec![expected.to_owned()])
         );
-        let late = runner
-            .deliver(&parked.run, &wait.id, &delivery("e", &wait, "later"))
-            .await;
+        let late = deliver(&runner, &wait, "e", "later").await;
         match policy {
             DeadlinePolicy::FirstCommitted => assert_eq!(late.unwrap().verdict, Verdict::Superseded),
             DeadlinePolicy::Hard => {
@@ -336,10 +304,7 @@ async fn a_gate_asked_for_differently_is_a_conflict() {
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;
     room.clock.advance(Duration::from_mins(5));
-    runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    deliver(&runner, &wait, "d", "yes").await.unwrap();
     let done = room.work(&runner).await.unwrap().unwrap();
     assert_eq!(
         (done.status, code(&done).as_str()),
@@ -392,12 +357,7 @@ async fn a_timer_takes_no_deliveries() {
     let runner = room.runner(&graph);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "t").await;
-    refused(
-        runner
-            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "now"))
-            .await,
-        "wait_not_armed",
-    );
+    refused(deliver(&runner, &wait, "d", "now").await, "wait_not_armed");
     room.clock.advance(Duration::from_secs(61));
     assert_eq!(
         room.work(&runner).await.unwrap().unwrap().status,

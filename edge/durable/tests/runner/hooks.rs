@@ -34,30 +34,29 @@ impl SnapshotHook for Turned {
 
 pub(crate) fn hooked(hook: &Turned, log: &Log) -> Arc<Graph<Trail>> {
     let log = log.clone();
-    let graph = graph("hooked")
-        .snapshot_hook(hook.clone())
-        .budget("tokens", 10)
-        .node("a", move |ctx: Ctx, trail: Trail| {
-            let log = log.clone();
-            async move {
-                call(&ctx, "c", Effect::Idempotent, &log).await?;
-                ctx.gate("g").wait().await?;
-                Ok((pushed(trail, "a"), Directive::completed()))
-            }
-        })
-        .node("b", |_: Ctx, trail: Trail| async move {
-            Ok((pushed(trail, "b"), Directive::suspend("held").resume_at("c")))
-        })
-        .node("c", |_: Ctx, trail: Trail| async move {
-            Ok((pushed(trail, "c"), Directive::end()))
-        })
-        .edge("a", "b")
-        .terminal("b")
-        .terminal("c")
-        .resume_target("c")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+    shared(
+        graph("hooked")
+            .snapshot_hook(hook.clone())
+            .budget("tokens", 10)
+            .node("a", move |ctx: Ctx, trail: Trail| {
+                let log = log.clone();
+                async move {
+                    call(&ctx, "c", Effect::Idempotent, &log).await?;
+                    ctx.gate("g").wait().await?;
+                    Ok((pushed(trail, "a"), Directive::completed()))
+                }
+            })
+            .node("b", |_: Ctx, trail: Trail| async move {
+                Ok((pushed(trail, "b"), Directive::suspend("held").resume_at("c")))
+            })
+            .node("c", |_: Ctx, trail: Trail| async move {
+                Ok((pushed(trail, "c"), Directive::end()))
+            })
+            .edge("a", "b")
+            .terminal("b")
+            .terminal("c")
+            .resume_target("c"),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -80,10 +79,7 @@ async fn a_hook_is_applied_once_per_saved_state() {
     // Operators and deliveries need no codec.
     let wait = room.wait(&parked.run, "g").await;
     let before = (saved(), hook.loaded.load(Ordering::SeqCst));
-    room.aside()
-        .deliver_to_gate(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    deliver_to_gate(&room.aside(), &wait, "d", "yes").await.unwrap();
     assert_eq!((saved(), hook.loaded.load(Ordering::SeqCst)), before);
     let held = room.work(&runner).await.unwrap().unwrap();
     assert_eq!(held.status, Status::Waiting);
@@ -127,7 +123,7 @@ async fn a_hook_or_codec_that_fails_loses_nothing() {
     }
     let build = |mode: &Arc<AtomicU32>| -> Arc<Graph<Trail>> {
         let (hook, mode) = (Breaks(Arc::clone(mode)), Arc::clone(mode));
-        Arc::new(
+        shared(
             graph("breaks")
                 .snapshot_hook(hook)
                 .node("only", move |_: Ctx, trail: Trail| {
@@ -139,9 +135,7 @@ async fn a_hook_or_codec_that_fails_loses_nothing() {
                         Ok((pushed(trail, "saved"), Directive::suspend("held")))
                     }
                 })
-                .terminal("only")
-                .compile()
-                .unwrap(),
+                .terminal("only"),
         )
     };
     let room = Room::new();
@@ -183,21 +177,15 @@ async fn a_hook_or_codec_that_fails_loses_nothing() {
 #[tokio::test(start_paused = true)]
 async fn metadata_trace_context_and_lineage_stay_with_the_run() {
     let room = Room::new();
-    let graph: Arc<Graph<Trail>> = Arc::new(
-        graph("traced")
-            .node("only", |ctx: Ctx, trail: Trail| async move {
-                let told = format!("{:?} {:?}", ctx.traceparent(), ctx.metadata());
-                let directive = if trail.is_empty() {
-                    Directive::suspend("held")
-                } else {
-                    Directive::end()
-                };
-                Ok((pushed(trail, told), directive))
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let graph: Arc<Graph<Trail>> = one("traced", |ctx: Ctx, trail: Trail| async move {
+        let told = format!("{:?} {:?}", ctx.traceparent(), ctx.metadata());
+        let directive = if trail.is_empty() {
+            Directive::suspend("held")
+        } else {
+            Directive::end()
+        };
+        Ok((pushed(trail, told), directive))
+    });
     let mut start = Start::new(Trail::new());
     start.traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned());
     start.metadata.insert("session_id".to_owned(), "7".to_owned());
@@ -224,14 +212,12 @@ async fn a_claimed_run_of_another_version_is_given_back_untouched() {
     let runner = room.runner(&hooked(&Turned::default(), &log));
     let run = runner.accept(Start::new(Trail::new())).await.unwrap().run;
     let before = room.load(&run).await;
-    let other: Arc<Graph<Trail>> = Arc::new(
+    let other: Arc<Graph<Trail>> = shared(
         GraphBuilder::new("hooked", 2)
             .node("a", |_: Ctx, trail: Trail| async move {
                 Ok((trail, Directive::end()))
             })
-            .terminal("a")
-            .compile()
-            .unwrap(),
+            .terminal("a"),
     );
     refused(
         room.work(&room.runner(&other)).await.unwrap(),

@@ -16,28 +16,23 @@ use crate::support::*;
 /// A step whose first call takes so long, and a second one after it.
 fn slow(span: Duration, log: &Log) -> Arc<Graph<Trail>> {
     let log = log.clone();
-    let graph = graph("slow")
-        .node("only", move |ctx: Ctx, trail: Trail| {
-            let log = log.clone();
-            async move {
-                ctx.activity("slow")
-                    .effect(Effect::Idempotent)
-                    .run("", |_| {
-                        log.add("slow");
-                        async move {
-                            tokio::time::sleep(span).await;
-                            Ok(Bytes::new())
-                        }
-                    })
-                    .await?;
-                call(&ctx, "after", Effect::Idempotent, &log).await?;
-                Ok((trail, Directive::end()))
-            }
-        })
-        .terminal("only")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+    one("slow", move |ctx: Ctx, trail: Trail| {
+        let log = log.clone();
+        async move {
+            ctx.activity("slow")
+                .effect(Effect::Idempotent)
+                .run("", |_| {
+                    log.add("slow");
+                    async move {
+                        tokio::time::sleep(span).await;
+                        Ok(Bytes::new())
+                    }
+                })
+                .await?;
+            call(&ctx, "after", Effect::Idempotent, &log).await?;
+            Ok((trail, Directive::end()))
+        }
+    })
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,7 +88,7 @@ async fn without_renewals_the_right_ends_by_the_workers_own_clock() {
 async fn a_lease_that_was_lost_is_noticed_with_the_next_renewal() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&slow(TTL * 3, &log));
-    let running = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    let running = running(&runner);
     eventually(|| async { log.len() == 1 }).await;
     // The store's clock has moved on: there the lease has expired.
     room.clock.advance(TTL);
@@ -159,22 +154,18 @@ async fn a_request_to_cancel_beats_the_last_recovery() {
     let room = Room::new();
     let entered = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&entered);
-    let graph: Arc<Graph<Trail>> = Arc::new(
+    let graph: Arc<Graph<Trail>> = shared(
         graph("given up")
             .recovery_attempts(0)
             .node("only", move |_: Ctx, _: Trail| {
                 seen.store(true, Ordering::SeqCst);
                 std::future::pending::<Answer>()
             })
-            .terminal("only")
-            .compile()
-            .unwrap(),
+            .terminal("only"),
     );
-    let runner = room.runner(&graph);
-    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    let worker = running(&room.runner(&graph));
     eventually(|| async { entered.load(Ordering::SeqCst) }).await;
-    drop(worker);
-    room.clock.advance(TTL);
+    room.lose(worker);
     let aside = room.aside();
     room.spy.before(Op::Commit, 0, || async move {
         aside

@@ -19,19 +19,15 @@ async fn the_kind_of_a_failure_says_whether_there_is_another_life() {
     for kind in FailureKind::ALL {
         let (room, log) = (Room::new(), Log::new());
         let seen = log.clone();
-        let graph = shared(
-            graph("kinds")
-                .node("only", move |ctx: Ctx, trail: Trail| {
-                    seen.add(format!("life {} attempt {}", ctx.life(), ctx.attempt()));
-                    async move {
-                        if ctx.life() < 3 {
-                            return Err(Failure::new(kind, "as it says").code("own_code").into());
-                        }
-                        Ok((trail, Directive::end()))
-                    }
-                })
-                .terminal("only"),
-        );
+        let graph = one("kinds", move |ctx: Ctx, trail: Trail| {
+            seen.add(format!("life {} attempt {}", ctx.life(), ctx.attempt()));
+            async move {
+                if ctx.life() < 3 {
+                    return Err(Failure::new(kind, "as it says").code("own_code").into());
+                }
+                Ok((trail, Directive::end()))
+            }
+        });
         let runner = room.runner(&graph);
         let mut result = runner.start(Start::new(Trail::new())).await.unwrap();
         assert_eq!(
@@ -129,37 +125,29 @@ async fn another_life_reuses_what_completed() {
 async fn a_repeat_after_a_lost_worker_is_no_retry() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());
-    let graph = shared(
-        graph("counts")
-            .node("only", move |ctx: Ctx, trail: Trail| {
-                let (calls, door) = (calls.clone(), gone.clone());
-                async move {
-                    ctx.activity("c")
-                        .effect(Effect::Idempotent)
-                        .retry(policy(2, Duration::from_secs(1)))
-                        .run("", |call| {
-                            calls.add(format!("{}", call.attempt));
-                            let door = door.clone();
-                            async move {
-                                match call.attempt {
-                                    1 => door.pass().await,
-                                    2 => return Err(failed(down())),
-                                    _ => {}
-                                }
-                                Ok(Bytes::new())
-                            }
-                        })
-                        .await?;
-                    Ok((trail, Directive::end()))
-                }
-            })
-            .terminal("only"),
-    );
-    let runner = room.runner(&graph);
-    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
-    door.reached(1).await;
-    drop(worker);
-    room.clock.advance(TTL);
+    let graph = one("counts", move |ctx: Ctx, trail: Trail| {
+        let (calls, door) = (calls.clone(), gone.clone());
+        async move {
+            ctx.activity("c")
+                .effect(Effect::Idempotent)
+                .retry(policy(2, Duration::from_secs(1)))
+                .run("", |call| {
+                    calls.add(format!("{}", call.attempt));
+                    let door = door.clone();
+                    async move {
+                        match call.attempt {
+                            1 => door.pass().await,
+                            2 => return Err(failed(down())),
+                            _ => {}
+                        }
+                        Ok(Bytes::new())
+                    }
+                })
+                .await?;
+            Ok((trail, Directive::end()))
+        }
+    });
+    room.lose_at(&door, &graph).await;
     // The recovery fails retryably: the policy has paid for one attempt of two.
     let parked = room.work(&room.runner(&graph)).await.unwrap().unwrap();
     assert_eq!(parked.status, Status::Waiting);
@@ -198,7 +186,7 @@ async fn the_outcome_shows_what_the_graph_says() {
     );
     let done = room.runner(&shown).start(Start::new(Trail::new())).await.unwrap();
     assert_eq!(done.outcome.unwrap().output.unwrap().get(), r#"["last"]"#);
-    let hidden = shared(graph("hidden").node("only", end).terminal("only"));
+    let hidden = one("hidden", end);
     let done = room
         .runner(&hidden)
         .start(Start::new(Trail::new()))
@@ -336,19 +324,19 @@ async fn a_pointer_that_leads_nowhere_is_corrupt() {
 async fn the_largest_state_comes_back_and_one_byte_more_is_refused() {
     let room = Room::new();
     let limit = 64 << 20;
-    let graph = GraphBuilder::<Bytes>::with_codec("large", 1, Raw)
-        .node("only", |_: Ctx, state: Bytes| async move {
-            let directive = if state.len() == 1 {
-                Directive::end()
-            } else {
-                Directive::suspend("held")
-            };
-            Ok((state, directive))
-        })
-        .terminal("only")
-        .compile()
-        .unwrap();
-    let runner = room.runner(&Arc::new(graph));
+    let graph = shared(
+        GraphBuilder::<Bytes>::with_codec("large", 1, Raw)
+            .node("only", |_: Ctx, state: Bytes| async move {
+                let directive = if state.len() == 1 {
+                    Directive::end()
+                } else {
+                    Directive::suspend("held")
+                };
+                Ok((state, directive))
+            })
+            .terminal("only"),
+    );
+    let runner = room.runner(&graph);
     let largest = Bytes::from(vec![0xff; limit]);
     let parked = runner.start(Start::new(largest.clone())).await.unwrap();
     assert_eq!(parked.state, largest);

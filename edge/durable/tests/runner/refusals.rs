@@ -18,66 +18,65 @@ fn everything() -> Arc<Graph<Trail>> {
         payload: "text".to_owned(),
         continuation: "goes on".to_owned(),
     };
-    let graph = graph("everything")
-        .retry("do", policy(3, Duration::from_mins(1)))
-        .budget("calls", 1)
-        .node("do", |ctx: Ctx, trail: Trail| async move {
-            let what = trail[0].clone();
-            if trail.len() > 1 {
-                return Ok((trail, Directive::end()));
-            }
-            let on = pushed(trail, "done");
-            match what.as_str() {
-                "succeed" => Ok((on, Directive::end())),
-                "suspend" => Ok((on, Directive::suspend("held"))),
-                "wait" => {
-                    let wait = Await {
-                        key: key("w"),
-                        correlation: correlation("order 7"),
-                        kind: WaitingKind::Event,
-                        subject: Payload::new("which"),
-                        deadline: Some(Deadline::In(Duration::from_hours(1))),
-                        deadline_policy: DeadlinePolicy::FirstCommitted,
-                    };
-                    Ok((on, Directive::wait(wait)))
+    shared(
+        graph("everything")
+            .retry("do", policy(3, Duration::from_mins(1)))
+            .budget("calls", 1)
+            .node("do", |ctx: Ctx, trail: Trail| async move {
+                let what = trail[0].clone();
+                if trail.len() > 1 {
+                    return Ok((trail, Directive::end()));
                 }
-                "gate" => {
-                    ctx.gate("g").wait().await?;
-                    Ok((on, Directive::end()))
+                let on = pushed(trail, "done");
+                match what.as_str() {
+                    "succeed" => Ok((on, Directive::end())),
+                    "suspend" => Ok((on, Directive::suspend("held"))),
+                    "wait" => {
+                        let wait = Await {
+                            key: key("w"),
+                            correlation: correlation("order 7"),
+                            kind: WaitingKind::Event,
+                            subject: Payload::new("which"),
+                            deadline: Some(Deadline::In(Duration::from_hours(1))),
+                            deadline_policy: DeadlinePolicy::FirstCommitted,
+                        };
+                        Ok((on, Directive::wait(wait)))
+                    }
+                    "gate" => {
+                        ctx.gate("g").wait().await?;
+                        Ok((on, Directive::end()))
+                    }
+                    "step retry" => Err(down().into()),
+                    "call retry" => {
+                        ctx.activity("c")
+                            .effect(Effect::Idempotent)
+                            .retry(policy(2, Duration::from_mins(1)))
+                            .run("in", |_| async { Err(failed(down())) })
+                            .await?;
+                        Ok((on, Directive::end()))
+                    }
+                    "unknown" => {
+                        ctx.activity("c")
+                            .run("in", |_| async { Err(CallError::Unknown) })
+                            .await?;
+                        Ok((on, Directive::end()))
+                    }
+                    "down" => Ok((on, Directive::fail(down()))),
+                    "broken" => Ok((on, Directive::fail(broken()))),
+                    "exhaust" => {
+                        ctx.use_budget("calls", 2)?;
+                        Ok((on, Directive::end()))
+                    }
+                    other => panic!("{other}"),
                 }
-                "step retry" => Err(down().into()),
-                "call retry" => {
-                    ctx.activity("c")
-                        .effect(Effect::Idempotent)
-                        .retry(policy(2, Duration::from_mins(1)))
-                        .run("in", |_| async { Err(failed(down())) })
-                        .await?;
-                    Ok((on, Directive::end()))
-                }
-                "unknown" => {
-                    ctx.activity("c")
-                        .run("in", |_| async { Err(CallError::Unknown) })
-                        .await?;
-                    Ok((on, Directive::end()))
-                }
-                "down" => Ok((on, Directive::fail(down()))),
-                "broken" => Ok((on, Directive::fail(broken()))),
-                "exhaust" => {
-                    ctx.use_budget("calls", 2)?;
-                    Ok((on, Directive::end()))
-                }
-                other => panic!("{other}"),
-            }
-        })
-        .node("after", |_: Ctx, trail: Trail| async move {
-            Ok((trail, Directive::end()))
-        })
-        .terminal("do")
-        .terminal("after")
-        .wait_route("do", labels, "after", "after", |_, _| true, |trail, _| Ok(trail))
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+            })
+            .node("after", |_: Ctx, trail: Trail| async move {
+                Ok((trail, Directive::end()))
+            })
+            .terminal("do")
+            .terminal("after")
+            .wait_route("do", labels, "after", "after", |_, _| true, |trail, _| Ok(trail)),
+    )
 }
 
 async fn started(runner: &Trails, what: &str) -> Result {

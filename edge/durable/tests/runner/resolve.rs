@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::join;
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Directive, Graph};
@@ -220,36 +219,22 @@ async fn a_resolution_may_go_on_at_once_or_fail_the_call() {
 async fn unknown_idempotent(room: &Room, log: &Log) -> (Arc<Graph<Trail>>, ResumeToken) {
     let (calls, door) = (log.clone(), Door::new());
     let gone = door.clone();
-    let graph = Arc::new(
-        graph("keyed")
-            .node("only", move |ctx: Ctx, trail: Trail| {
-                let (calls, door) = (calls.clone(), gone.clone());
-                async move {
-                    let out = ctx
-                        .activity("c")
-                        .effect(Effect::Idempotent)
-                        .retry(policy(2, Duration::from_secs(60)))
-                        .run("in", |call| {
-                            calls.add(format!("{}", call.attempt));
-                            let door = door.clone();
-                            async move {
-                                door.pass().await;
-                                Ok(Bytes::from("out"))
-                            }
-                        })
-                        .await?;
-                    Ok((pushed(trail, text(&out)), Directive::end()))
-                }
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
-    let runner = room.runner(&graph);
-    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
-    door.reached(1).await;
-    drop(worker);
-    room.clock.advance(TTL);
+    let graph = one("keyed", move |ctx: Ctx, trail: Trail| {
+        let (calls, door) = (calls.clone(), gone.clone());
+        async move {
+            let out = ctx
+                .activity("c")
+                .effect(Effect::Idempotent)
+                .retry(policy(2, Duration::from_secs(60)))
+                .run("in", |call| {
+                    calls.add(format!("{}", call.attempt));
+                    door.answers("out")
+                })
+                .await?;
+            Ok((pushed(trail, text(&out)), Directive::end()))
+        }
+    });
+    room.lose_at(&door, &graph).await;
     door.open();
     (graph, room.token(&run_id("r")).await)
 }
@@ -294,24 +279,18 @@ async fn a_retry_by_hand_is_prepared_not_made_and_stays_within_the_limit() {
 async fn two_unknown_effects_are_resolved_one_by_one() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
-    let graph = Arc::new(
-        graph("two")
-            .node("only", move |ctx: Ctx, trail: Trail| {
-                let calls = calls.clone();
-                async move {
-                    let cut = |name: &'static str| {
-                        calls.add(name);
-                        ctx.activity(name)
-                            .run(name, |_| async { Err(CallError::Unknown) })
-                    };
-                    let (a, b) = join(cut("a"), cut("b")).await;
-                    Ok((pushed(pushed(trail, text(&a?)), text(&b?)), Directive::end()))
-                }
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let graph = one("two", move |ctx: Ctx, trail: Trail| {
+        let calls = calls.clone();
+        async move {
+            let cut = |name: &'static str| {
+                calls.add(name);
+                ctx.activity(name)
+                    .run(name, |_| async { Err(CallError::Unknown) })
+            };
+            let (a, b) = join(cut("a"), cut("b")).await;
+            Ok((pushed(pushed(trail, text(&a?)), text(&b?)), Directive::end()))
+        }
+    });
     let runner = room.runner(&graph);
     let run = runner.start(Start::new(Trail::new())).await.unwrap();
     assert_eq!(run.waiting.as_ref().unwrap().on.len(), 2);

@@ -12,36 +12,35 @@ use crate::support::*;
 /// `wait_user` suspends once; `router` goes where the trail says.
 fn conversation(log: &Log) -> Arc<Graph<Trail>> {
     let (wait, route, output) = (log.clone(), log.clone(), log.clone());
-    let graph = graph("conversation")
-        .budget("tokens", 100)
-        .node("wait_user", move |_: Ctx, trail: Trail| {
-            wait.add("wait_user");
-            async move {
-                if trail.iter().any(|t| t == "asked") {
-                    Ok((trail, Directive::completed()))
-                } else {
-                    Ok((pushed(trail, "asked"), Directive::suspend("input please")))
+    shared(
+        graph("conversation")
+            .budget("tokens", 100)
+            .node("wait_user", move |_: Ctx, trail: Trail| {
+                wait.add("wait_user");
+                async move {
+                    if trail.iter().any(|t| t == "asked") {
+                        Ok((trail, Directive::completed()))
+                    } else {
+                        Ok((pushed(trail, "asked"), Directive::suspend("input please")))
+                    }
                 }
-            }
-        })
-        .node("router", move |ctx: Ctx, trail: Trail| {
-            route.add(format!(
-                "router {}",
-                ctx.metadata().get("who").cloned().unwrap_or_default()
-            ));
-            async move { Ok((trail, Directive::completed())) }
-        })
-        .node("output", move |_: Ctx, trail: Trail| {
-            output.add("output");
-            async move { Ok((pushed(trail, "shown"), Directive::end())) }
-        })
-        .edge("wait_user", "output")
-        .edge("router", "output")
-        .terminal("output")
-        .resume_target("router")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+            })
+            .node("router", move |ctx: Ctx, trail: Trail| {
+                route.add(format!(
+                    "router {}",
+                    ctx.metadata().get("who").cloned().unwrap_or_default()
+                ));
+                async move { Ok((trail, Directive::completed())) }
+            })
+            .node("output", move |_: Ctx, trail: Trail| {
+                output.add("output");
+                async move { Ok((pushed(trail, "shown"), Directive::end())) }
+            })
+            .edge("wait_user", "output")
+            .edge("router", "output")
+            .terminal("output")
+            .resume_target("router"),
+    )
 }
 
 #[tokio::test(start_paused = true)]

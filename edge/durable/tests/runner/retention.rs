@@ -17,7 +17,7 @@ async fn retention_keeps_the_newest_and_deletes_successes_only() {
         if !fails {
             builder = builder.delete_on_success();
         }
-        Arc::new(
+        shared(
             builder
                 .node("loop", move |_: Ctx, trail: Trail| async move {
                     let directive = match (trail.len(), fails) {
@@ -28,9 +28,7 @@ async fn retention_keeps_the_newest_and_deletes_successes_only() {
                     };
                     Ok((pushed(trail, "x"), directive))
                 })
-                .edge("loop", "loop")
-                .compile()
-                .unwrap(),
+                .edge("loop", "loop"),
         )
     };
     for fails in [true, false] {
@@ -84,7 +82,7 @@ async fn retention_keeps_the_newest_and_deletes_successes_only() {
 async fn old_checkpoints_go_while_the_run_works_and_an_error_of_that_is_told() {
     let (room, log) = (Room::new(), Log::new());
     let seen = log.clone();
-    let graph: Arc<Graph<Trail>> = Arc::new(
+    let graph: Arc<Graph<Trail>> = shared(
         graph("long")
             .keep_checkpoints(2)
             .node("loop", move |_: Ctx, trail: Trail| {
@@ -97,9 +95,7 @@ async fn old_checkpoints_go_while_the_run_works_and_an_error_of_that_is_told() {
                     Ok((pushed(trail, "x"), directive))
                 }
             })
-            .edge("loop", "loop")
-            .compile()
-            .unwrap(),
+            .edge("loop", "loop"),
     );
     let runner = room.runner(&graph);
     // Not the first time: something is pruned, and the next time fails.

@@ -345,7 +345,7 @@ async fn a_sibling_is_not_asked_again_while_one_is_retried() {
 async fn a_step_retry_does_not_make_a_call_again_that_failed_for_good() {
     let (room, log) = (Room::new(), Log::new());
     let calls = log.clone();
-    let graph = Arc::new(
+    let graph = shared(
         graph("for good")
             .retry("only", policy(3, MINUTE))
             .node("only", move |ctx: Ctx, trail: Trail| {
@@ -369,9 +369,7 @@ async fn a_step_retry_does_not_make_a_call_again_that_failed_for_good() {
                     Ok((trail, Directive::end()))
                 }
             })
-            .terminal("only")
-            .compile()
-            .unwrap(),
+            .terminal("only"),
     );
     let runner = room.runner(&graph);
     let mut last = runner.start(Start::new(Trail::new())).await.unwrap();

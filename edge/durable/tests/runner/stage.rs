@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::join;
 use iop_durable::graph::{Await, Directive, Graph};
 use iop_durable::ids::RunId;
@@ -23,89 +22,84 @@ fn everything(log: &Log, door: &Door) -> Arc<Graph<Trail>> {
         payload: "text".to_owned(),
         continuation: "on".to_owned(),
     };
-    let graph = graph("everything")
-        .retry("do", policy(3, Duration::from_secs(60)))
-        .node("do", move |ctx: Ctx, trail: Trail| {
-            let (log, door) = (log.clone(), door.clone());
-            async move {
-                let held = |name: &'static str, effect: Effect| {
-                    let (log, door) = (log.clone(), door.clone());
-                    let activity = ctx.activity(name).effect(effect);
-                    async move {
-                        let out = activity
-                            .run("in", |call| {
-                                log.add(call.key.as_str());
-                                let door = door.clone();
-                                async move {
-                                    door.pass().await;
-                                    Ok(Bytes::from("out"))
-                                }
-                            })
-                            .await?;
-                        log.add("answered");
-                        Ok::<_, iop_durable::runner::ActivityError>(out)
+    shared(
+        graph("everything")
+            .retry("do", policy(3, Duration::from_secs(60)))
+            .node("do", move |ctx: Ctx, trail: Trail| {
+                let (log, door) = (log.clone(), door.clone());
+                async move {
+                    let held = |name: &'static str, effect: Effect| {
+                        let (log, door) = (log.clone(), door.clone());
+                        let activity = ctx.activity(name).effect(effect);
+                        async move {
+                            let out = activity
+                                .run("in", |call| {
+                                    log.add(call.key.as_str());
+                                    door.answers("out")
+                                })
+                                .await?;
+                            log.add("answered");
+                            Ok::<_, iop_durable::runner::ActivityError>(out)
+                        }
+                    };
+                    match trail[0].as_str() {
+                        "pure" => {
+                            door.pass().await;
+                        }
+                        "read_only" => {
+                            held("c", Effect::ReadOnly).await?;
+                        }
+                        "idempotent" => {
+                            held("c", Effect::Idempotent).await?;
+                        }
+                        "unsafe" => {
+                            held("c", Effect::Unsafe).await?;
+                            // Nothing more is dispatched once the run is to end.
+                            call(&ctx, "next", Effect::Unsafe, &log).await?;
+                        }
+                        "mixed" => {
+                            let (a, b) = join(held("c", Effect::Unsafe), held("d", Effect::Idempotent)).await;
+                            a?;
+                            b?;
+                        }
+                        "gate" => {
+                            ctx.gate("g").wait().await?;
+                        }
+                        "wait" => {
+                            let wait = Await {
+                                key: key("w"),
+                                correlation: correlation("o"),
+                                kind: WaitingKind::Event,
+                                subject: Payload::new(""),
+                                deadline: None,
+                                deadline_policy: DeadlinePolicy::Hard,
+                            };
+                            return Ok((trail, Directive::wait(wait)));
+                        }
+                        "suspend" => return Ok((trail, Directive::suspend("held"))),
+                        "step retry" => return Err(down().into()),
+                        "call retry" => {
+                            let flaky = ctx.activity("c").effect(Effect::Idempotent);
+                            let flaky = flaky.retry(policy(3, Duration::from_secs(60)));
+                            flaky.run("in", |_| async { Err(failed(down())) }).await?;
+                        }
+                        "unknown" => {
+                            ctx.activity("c")
+                                .run("in", |_| async { Err(CallError::Unknown) })
+                                .await?;
+                        }
+                        other => panic!("{other}"),
                     }
-                };
-                match trail[0].as_str() {
-                    "pure" => {
-                        door.pass().await;
-                    }
-                    "read_only" => {
-                        held("c", Effect::ReadOnly).await?;
-                    }
-                    "idempotent" => {
-                        held("c", Effect::Idempotent).await?;
-                    }
-                    "unsafe" => {
-                        held("c", Effect::Unsafe).await?;
-                        // Nothing more is dispatched once the run is to end.
-                        call(&ctx, "next", Effect::Unsafe, &log).await?;
-                    }
-                    "mixed" => {
-                        let (a, b) = join(held("c", Effect::Unsafe), held("d", Effect::Idempotent)).await;
-                        a?;
-                        b?;
-                    }
-                    "gate" => {
-                        ctx.gate("g").wait().await?;
-                    }
-                    "wait" => {
-                        let wait = Await {
-                            key: key("w"),
-                            correlation: correlation("o"),
-                            kind: WaitingKind::Event,
-                            subject: Payload::new(""),
-                            deadline: None,
-                            deadline_policy: DeadlinePolicy::Hard,
-                        };
-                        return Ok((trail, Directive::wait(wait)));
-                    }
-                    "suspend" => return Ok((trail, Directive::suspend("held"))),
-                    "step retry" => return Err(down().into()),
-                    "call retry" => {
-                        let flaky = ctx.activity("c").effect(Effect::Idempotent);
-                        let flaky = flaky.retry(policy(3, Duration::from_secs(60)));
-                        flaky.run("in", |_| async { Err(failed(down())) }).await?;
-                    }
-                    "unknown" => {
-                        ctx.activity("c")
-                            .run("in", |_| async { Err(CallError::Unknown) })
-                            .await?;
-                    }
-                    other => panic!("{other}"),
+                    Ok((pushed(trail, "done"), Directive::end()))
                 }
-                Ok((pushed(trail, "done"), Directive::end()))
-            }
-        })
-        .node("on", |_: Ctx, trail: Trail| async move {
-            Ok((trail, Directive::end()))
-        })
-        .terminal("do")
-        .terminal("on")
-        .wait_route("do", labels, "on", "on", |_, _| true, |trail, _| Ok(trail))
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+            })
+            .node("on", |_: Ctx, trail: Trail| async move {
+                Ok((trail, Directive::end()))
+            })
+            .terminal("do")
+            .terminal("on")
+            .wait_route("do", labels, "on", "on", |_, _| true, |trail, _| Ok(trail)),
+    )
 }
 
 pub(crate) struct Stage {
@@ -134,6 +128,11 @@ impl Stage {
 
     pub(crate) fn start(&self, what: &str) -> Start<Trail> {
         Start::new(vec![what.to_owned()]).run(self.run.clone())
+    }
+
+    /// The run under way in the background.
+    pub(crate) fn running(&self, what: &str) -> Running {
+        started(&self.runner, self.start(what))
     }
 
     pub(crate) async fn cancel(&self, id: &str) -> CancelOutcome {

@@ -16,16 +16,10 @@ async fn an_id_or_key_makes_one_run() {
     let (log, door) = (Log::new(), Door::new());
     door.open();
     let seen = log.clone();
-    let graph: Arc<Graph<Trail>> = Arc::new(
-        graph("keyed")
-            .node("only", move |_: Ctx, trail: Trail| {
-                seen.add("ran");
-                async move { Ok((trail, Directive::end())) }
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let graph: Arc<Graph<Trail>> = one("keyed", move |_: Ctx, trail: Trail| {
+        seen.add("ran");
+        async move { Ok((trail, Directive::end())) }
+    });
     let runner = room.runner(&graph);
     let with = |key: &str, request: u8| {
         let mut start = Start::new(Trail::new());
@@ -69,7 +63,7 @@ async fn an_id_or_key_makes_one_run() {
 async fn lost_workers_exhaust_the_run_and_not_before() {
     let (room, log) = (Room::new(), Log::new());
     let seen = log.clone();
-    let graph: Arc<Graph<Trail>> = Arc::new(
+    let graph: Arc<Graph<Trail>> = shared(
         graph("lost")
             .recovery_attempts(2)
             .node("first", |_: Ctx, trail: Trail| async move {
@@ -85,13 +79,10 @@ async fn lost_workers_exhaust_the_run_and_not_before() {
                 }
             })
             .edge("first", "second")
-            .terminal("second")
-            .compile()
-            .unwrap(),
+            .terminal("second"),
     );
     let run = run_id("r");
-    let runner = room.runner(&graph);
-    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    let worker = running(&room.runner(&graph));
     for losses in 1..=3u32 {
         eventually(|| async { log.len() == losses as usize }).await;
         room.clock.advance(TTL);
@@ -129,15 +120,13 @@ async fn lost_workers_exhaust_the_run_and_not_before() {
 #[tokio::test(start_paused = true)]
 async fn workers_lost_before_they_did_anything_count_too() {
     let room = Room::new();
-    let graph: Arc<Graph<Trail>> = Arc::new(
+    let graph: Arc<Graph<Trail>> = shared(
         graph("lost")
             .recovery_attempts(2)
             .node("only", |_: Ctx, trail: Trail| async move {
                 Ok((trail, Directive::end()))
             })
-            .terminal("only")
-            .compile()
-            .unwrap(),
+            .terminal("only"),
     );
     let runner = room.runner(&graph);
     let run = run_id("r");
@@ -158,7 +147,7 @@ async fn workers_lost_before_they_did_anything_count_too() {
 
 fn simple(log: &Log) -> Arc<Graph<Trail>> {
     let log = log.clone();
-    Arc::new(
+    shared(
         graph("simple")
             .node("one", move |ctx: Ctx, trail: Trail| {
                 let log = log.clone();
@@ -171,9 +160,7 @@ fn simple(log: &Log) -> Arc<Graph<Trail>> {
                 Ok((pushed(trail, "two"), Directive::end()))
             })
             .edge("one", "two")
-            .terminal("two")
-            .compile()
-            .unwrap(),
+            .terminal("two"),
     )
 }
 
@@ -279,21 +266,15 @@ async fn an_outcome_whose_commit_cannot_be_looked_up_is_not_taken_for_anothers()
 async fn a_worker_whose_lease_is_gone_writes_and_dispatches_nothing_more() {
     let (room, log, door) = (Room::new(), Log::new(), Door::new());
     let (calls, gone) = (log.clone(), door.clone());
-    let graph: Arc<Graph<Trail>> = Arc::new(
-        graph("fenced")
-            .node("only", move |ctx: Ctx, trail: Trail| {
-                let (calls, door) = (calls.clone(), gone.clone());
-                async move {
-                    calls.add("entered");
-                    door.pass().await;
-                    let out = call(&ctx, "c", Effect::Idempotent, &calls).await?;
-                    Ok((pushed(trail, out), Directive::end()))
-                }
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let graph: Arc<Graph<Trail>> = one("fenced", move |ctx: Ctx, trail: Trail| {
+        let (calls, door) = (calls.clone(), gone.clone());
+        async move {
+            calls.add("entered");
+            door.pass().await;
+            let out = call(&ctx, "c", Effect::Idempotent, &calls).await?;
+            Ok((pushed(trail, out), Directive::end()))
+        }
+    });
     let (old, starting) = (room.runner(&graph), run_id("r"));
     let stalled = background(async move { old.start(Start::new(Trail::new()).run(starting)).await });
     door.reached(1).await;

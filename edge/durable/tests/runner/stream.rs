@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::{ActivityState, Effect, EventRecord, Status};
 use iop_durable::runner::{Ctx, Resume, Start};
@@ -13,24 +12,23 @@ use crate::support::*;
 
 /// Tells of itself, suspends, and goes on.
 fn talking() -> Arc<Graph<Trail>> {
-    let graph = graph("talking")
-        .node("say", |ctx: Ctx, trail: Trail| async move {
-            for n in 0..trail[0].parse::<u32>().unwrap() {
-                ctx.emit("talk.word", &n).unwrap();
-            }
-            match trail.len() {
-                1 => Ok((pushed(trail, "said"), Directive::suspend("breath"))),
-                _ => Ok((trail, Directive::completed())),
-            }
-        })
-        .node("end", |_: Ctx, trail: Trail| async move {
-            Ok((trail, Directive::end()))
-        })
-        .edge("say", "end")
-        .terminal("end")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+    shared(
+        graph("talking")
+            .node("say", |ctx: Ctx, trail: Trail| async move {
+                for n in 0..trail[0].parse::<u32>().unwrap() {
+                    ctx.emit("talk.word", &n).unwrap();
+                }
+                match trail.len() {
+                    1 => Ok((pushed(trail, "said"), Directive::suspend("breath"))),
+                    _ => Ok((trail, Directive::completed())),
+                }
+            })
+            .node("end", |_: Ctx, trail: Trail| async move {
+                Ok((trail, Directive::end()))
+            })
+            .edge("say", "end")
+            .terminal("end"),
+    )
 }
 
 fn names(events: &[EventRecord]) -> Vec<&str> {
@@ -116,36 +114,31 @@ async fn five_thousand_events_reach_a_slow_reader() {
 /// Three steps, each behind the door.
 fn stepping(log: &Log, door: &Door, effect: Option<Effect>) -> Arc<Graph<Trail>> {
     let (log, door) = (log.clone(), door.clone());
-    let graph = graph("stepping")
-        .node("step", move |ctx: Ctx, trail: Trail| {
-            let (log, door) = (log.clone(), door.clone());
-            async move {
-                log.add(format!("step {}", ctx.activation()));
-                match effect {
-                    None => door.pass().await,
-                    Some(effect) => {
-                        let call = ctx.activity("c").effect(effect).run("", |call| {
-                            log.add(format!("call {}", call.attempt));
-                            let door = door.clone();
-                            async move {
-                                door.pass().await;
-                                Ok(Bytes::new())
-                            }
-                        });
-                        call.await?;
+    shared(
+        graph("stepping")
+            .node("step", move |ctx: Ctx, trail: Trail| {
+                let (log, door) = (log.clone(), door.clone());
+                async move {
+                    log.add(format!("step {}", ctx.activation()));
+                    match effect {
+                        None => door.pass().await,
+                        Some(effect) => {
+                            let call = ctx.activity("c").effect(effect).run("", |call| {
+                                log.add(format!("call {}", call.attempt));
+                                door.answers("")
+                            });
+                            call.await?;
+                        }
                     }
+                    let directive = match trail.len() {
+                        2 => Directive::end(),
+                        _ => Directive::completed(),
+                    };
+                    Ok((pushed(trail, "x"), directive))
                 }
-                let directive = match trail.len() {
-                    2 => Directive::end(),
-                    _ => Directive::completed(),
-                };
-                Ok((pushed(trail, "x"), directive))
-            }
-        })
-        .edge("step", "step")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+            })
+            .edge("step", "step"),
+    )
 }
 
 #[tokio::test(start_paused = true)]
@@ -334,15 +327,13 @@ async fn the_result_does_not_need_a_reader_and_a_failing_store_does_not_hide_it(
 #[tokio::test(start_paused = true)]
 async fn a_deleted_run_ends_its_stream() {
     let room = Room::new();
-    let graph: Arc<Graph<Trail>> = Arc::new(
+    let graph: Arc<Graph<Trail>> = shared(
         graph("gone")
             .delete_on_success()
             .node("only", |_: Ctx, trail: Trail| async move {
                 Ok((trail, Directive::end()))
             })
-            .terminal("only")
-            .compile()
-            .unwrap(),
+            .terminal("only"),
     );
     let runner = room.runner(&graph);
     let (events, done) = within(runner.start_stream(Start::new(Trail::new())).collect())
@@ -357,24 +348,18 @@ async fn host_events_are_checked_before_they_are_taken() {
     let room = Room::new();
     let mut options = Room::options();
     options.limits.max_payload = 20;
-    let graph: Arc<Graph<Trail>> = Arc::new(
-        graph("emits")
-            .node("only", |ctx: Ctx, trail: Trail| async move {
-                for name in ["run.succeeded", "run.created", "a\0b", ""] {
-                    assert!(ctx.emit(name, &1).is_err(), "{name:?}");
-                }
-                assert_eq!(
-                    ctx.emit("big", &"x".repeat(19)).unwrap_err().code,
-                    "payload_too_large"
-                );
-                ctx.emit("big", &"x".repeat(18)).unwrap();
-                ctx.emit("own.name", &serde_json::json!({ "nul": "\0" })).unwrap();
-                Ok((trail, Directive::end()))
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let graph: Arc<Graph<Trail>> = one("emits", |ctx: Ctx, trail: Trail| async move {
+        for name in ["run.succeeded", "run.created", "a\0b", ""] {
+            assert!(ctx.emit(name, &1).is_err(), "{name:?}");
+        }
+        assert_eq!(
+            ctx.emit("big", &"x".repeat(19)).unwrap_err().code,
+            "payload_too_large"
+        );
+        ctx.emit("big", &"x".repeat(18)).unwrap();
+        ctx.emit("own.name", &serde_json::json!({ "nul": "\0" })).unwrap();
+        Ok((trail, Directive::end()))
+    });
     let done = room
         .runner_with(&graph, options)
         .start(Start::new(Trail::new()))

@@ -15,31 +15,30 @@ use crate::support::*;
 /// A call whose first attempts are cut off, and one beside it that answers.
 fn cut(effect: Effect, cuts: usize, log: &Log) -> Arc<Graph<Trail>> {
     let log = log.clone();
-    let graph = graph("cut")
-        .recovery_attempts(2)
-        .node("only", move |ctx: Ctx, trail: Trail| {
-            let log = log.clone();
-            async move {
-                let mut activity = ctx.activity("c").effect(effect);
-                if effect != Effect::Unsafe {
-                    activity = activity.retry(policy(3, Duration::from_secs(60)));
-                }
-                let cut = activity.run("in", |call| {
-                    let made = log.add(call.idempotency_key);
-                    async move {
-                        if made <= cuts {
-                            return Err(CallError::Unknown);
-                        }
-                        Ok(Bytes::from("out"))
+    shared(
+        graph("cut")
+            .recovery_attempts(2)
+            .node("only", move |ctx: Ctx, trail: Trail| {
+                let log = log.clone();
+                async move {
+                    let mut activity = ctx.activity("c").effect(effect);
+                    if effect != Effect::Unsafe {
+                        activity = activity.retry(policy(3, Duration::from_secs(60)));
                     }
-                });
-                Ok((pushed(trail, text(&cut.await?)), Directive::end()))
-            }
-        })
-        .terminal("only")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+                    let cut = activity.run("in", |call| {
+                        let made = log.add(call.idempotency_key);
+                        async move {
+                            if made <= cuts {
+                                return Err(CallError::Unknown);
+                            }
+                            Ok(Bytes::from("out"))
+                        }
+                    });
+                    Ok((pushed(trail, text(&cut.await?)), Directive::end()))
+                }
+            })
+            .terminal("only"),
+    )
 }
 
 pub(crate) async fn ambiguous(room: &Room, log: &Log) -> (Trails, Result, ActivityRecord) {
@@ -103,34 +102,21 @@ async fn a_call_that_may_be_repeated_is_within_its_limit_and_under_its_key() {
 /// A run whose worker was lost while this call was under way.
 async fn lost_in_flight(room: &Room, effect: Effect, log: &Log, door: &Door) -> Arc<Graph<Trail>> {
     let (calls, gone) = (log.clone(), door.clone());
-    let graph = graph("lost")
-        .node("only", move |ctx: Ctx, trail: Trail| {
-            let (calls, door) = (calls.clone(), gone.clone());
-            async move {
-                let out = ctx
-                    .activity("c")
-                    .effect(effect)
-                    .run("in", |call| {
-                        calls.add(format!("{} {}", call.attempt, call.idempotency_key));
-                        let door = door.clone();
-                        async move {
-                            door.pass().await;
-                            Ok(Bytes::from("out"))
-                        }
-                    })
-                    .await?;
-                Ok((pushed(trail, text(&out)), Directive::end()))
-            }
-        })
-        .terminal("only")
-        .compile()
-        .unwrap();
-    let graph = Arc::new(graph);
-    let runner = room.runner(&graph);
-    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
-    door.reached(1).await;
-    drop(worker);
-    room.clock.advance(TTL);
+    let graph = one("lost", move |ctx: Ctx, trail: Trail| {
+        let (calls, door) = (calls.clone(), gone.clone());
+        async move {
+            let out = ctx
+                .activity("c")
+                .effect(effect)
+                .run("in", |call| {
+                    calls.add(format!("{} {}", call.attempt, call.idempotency_key));
+                    door.answers("out")
+                })
+                .await?;
+            Ok((pushed(trail, text(&out)), Directive::end()))
+        }
+    });
+    room.lose_at(door, &graph).await;
     door.open();
     graph
 }
@@ -177,27 +163,19 @@ async fn an_outcome_that_was_committed_before_the_worker_was_lost_is_replayed() 
     let (room, log) = (Room::new(), Log::new());
     let (calls, door) = (log.clone(), Door::new());
     let gone = door.clone();
-    let graph = Arc::new(
-        graph("committed")
-            .node("only", move |ctx: Ctx, trail: Trail| {
-                let (calls, door) = (calls.clone(), gone.clone());
-                async move {
-                    let out = call(&ctx, "c", Effect::Unsafe, &calls).await?;
-                    door.pass().await;
-                    Ok((pushed(trail, out), Directive::end()))
-                }
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
-    let runner = room.runner(&graph);
-    let worker = background(async move { runner.start(Start::new(Trail::new()).run(run_id("r"))).await });
+    let graph = one("committed", move |ctx: Ctx, trail: Trail| {
+        let (calls, door) = (calls.clone(), gone.clone());
+        async move {
+            let out = call(&ctx, "c", Effect::Unsafe, &calls).await?;
+            door.pass().await;
+            Ok((pushed(trail, out), Directive::end()))
+        }
+    });
+    let worker = running(&room.runner(&graph));
     door.reached(1).await;
     // The node goes on working: what it has is committed meanwhile.
     eventually(|| async { room.activity(&run_id("r"), "c").await.state == ActivityState::Completed }).await;
-    drop(worker);
-    room.clock.advance(TTL);
+    room.lose(worker);
     door.open();
     let result = room.work(&room.runner(&graph)).await.unwrap().unwrap();
     assert_eq!((result.status, log.len()), (Status::Succeeded, 1));
@@ -285,31 +263,25 @@ async fn recovery_asks_a_declared_probe_by_itself() {
     for (evidence, status) in [(Some("proved"), Status::Succeeded), (None, Status::Ambiguous)] {
         let (room, log) = (Room::new(), Log::new());
         let calls = log.clone();
-        let graph = Arc::new(
-            graph("probing")
-                .node("only", move |ctx: Ctx, trail: Trail| {
-                    let (calls, probes) = (calls.clone(), calls.clone());
-                    async move {
-                        let unsafe_call = ctx
-                            .activity("c")
-                            .reconcile(move |record| async move {
-                                probes.add(format!("probe {}", record.attempts.len()));
-                                tokio::task::yield_now().await;
-                                evidence.map(Bytes::from)
-                            })
-                            .run("in", |_| {
-                                calls.add("made");
-                                async { Err(CallError::Unknown) }
-                            });
-                        // A pause beside it must not park the run while the probe is asked.
-                        let (out, _) = join(unsafe_call, call(&ctx, "other", Effect::ReadOnly, &calls)).await;
-                        Ok((pushed(trail, text(&out?)), Directive::end()))
-                    }
-                })
-                .terminal("only")
-                .compile()
-                .unwrap(),
-        );
+        let graph = one("probing", move |ctx: Ctx, trail: Trail| {
+            let (calls, probes) = (calls.clone(), calls.clone());
+            async move {
+                let unsafe_call = ctx
+                    .activity("c")
+                    .reconcile(move |record| async move {
+                        probes.add(format!("probe {}", record.attempts.len()));
+                        tokio::task::yield_now().await;
+                        evidence.map(Bytes::from)
+                    })
+                    .run("in", |_| {
+                        calls.add("made");
+                        async { Err(CallError::Unknown) }
+                    });
+                // A pause beside it must not park the run while the probe is asked.
+                let (out, _) = join(unsafe_call, call(&ctx, "other", Effect::ReadOnly, &calls)).await;
+                Ok((pushed(trail, text(&out?)), Directive::end()))
+            }
+        });
         let result = within(room.runner(&graph).start(Start::new(Trail::new())))
             .await
             .unwrap();

@@ -1,7 +1,5 @@
 //! Waits that end otherwise: cancelled, left, never armed, asked too early, answered without an acknowledgement (D168, D173, D174).
 
-use std::sync::Arc;
-
 use iop_durable::graph::{Deadline, Directive};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::payload::Payload;
@@ -76,17 +74,11 @@ async fn a_wait_is_cancelled_with_its_run() {
     );
     // Events that come late are recorded, once, and revive nothing.
     for replayed in [false, true] {
-        let late = runner
-            .deliver(run, &wait.id, &delivery("d", &wait, "yes"))
-            .await
-            .unwrap();
+        let late = deliver(&runner, &wait, "d", "yes").await.unwrap();
         assert_eq!((late.verdict, late.replayed), (Verdict::Canceled, replayed));
     }
     // Deliveries and cancellations share their ids.
-    refused(
-        runner.deliver(run, &wait.id, &delivery("c", &wait, "yes")).await,
-        "delivery_conflict",
-    );
+    refused(deliver(&runner, &wait, "c", "yes").await, "delivery_conflict");
     assert!(room.work(&runner).await.is_none());
     refused(
         runner.resume(&cancelled.token, Resume::new()).await,
@@ -102,10 +94,7 @@ async fn a_winner_is_never_overwritten_by_a_cancellation() {
     let runner = room.runner(&plain(&asked, &log));
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "w").await;
-    let won = runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    let won = deliver(&runner, &wait, "d", "yes").await.unwrap();
     refused(
         runner
             .operator()
@@ -114,25 +103,16 @@ async fn a_winner_is_never_overwritten_by_a_cancellation() {
         "delivery_conflict",
     );
     // A gate's delivery moves no revision: it may come between reading and holding.
-    let gated = Arc::new(
-        graph("gated")
-            .node("only", |ctx: Ctx, trail: Trail| async move {
-                ctx.gate("g").wait().await?;
-                Ok((pushed(trail, "answered"), Directive::end()))
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let gated = one("gated", |ctx: Ctx, trail: Trail| async move {
+        ctx.gate("g").wait().await?;
+        Ok((pushed(trail, "answered"), Directive::end()))
+    });
     let runner = room.runner(&gated);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;
-    let (aside, run, gate) = (room.aside(), parked.run.clone(), wait.clone());
+    let (aside, gate) = (room.aside(), wait.clone());
     room.spy.before(Op::Acquire, 0, || async move {
-        let told = aside
-            .deliver_to_gate(&run, &gate.id, &delivery("d", &gate, "yes"))
-            .await
-            .unwrap();
+        let told = deliver_to_gate(&aside, &gate, "d", "yes").await.unwrap();
         assert_eq!(told.verdict, Verdict::Accepted);
         Ok(())
     });
@@ -153,16 +133,10 @@ async fn a_winner_is_never_overwritten_by_a_cancellation() {
 #[tokio::test(start_paused = true)]
 async fn a_gate_can_be_cancelled_and_its_run_with_it() {
     let room = Room::new();
-    let graph = Arc::new(
-        graph("gate")
-            .node("only", |ctx: Ctx, trail: Trail| async move {
-                ctx.gate("g").wait().await?;
-                Ok((trail, Directive::end()))
-            })
-            .terminal("only")
-            .compile()
-            .unwrap(),
-    );
+    let graph = one("gate", |ctx: Ctx, trail: Trail| async move {
+        ctx.gate("g").wait().await?;
+        Ok((trail, Directive::end()))
+    });
     let runner = room.runner(&graph);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;
@@ -178,10 +152,7 @@ async fn a_gate_can_be_cancelled_and_its_run_with_it() {
         (1, StepStatus::Cancelled),
         "the step that waited is cancelled"
     );
-    let late = runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    let late = deliver(&runner, &wait, "d", "yes").await.unwrap();
     assert_eq!(late.verdict, Verdict::Canceled);
     room.sound(&parked.run).await;
 }
@@ -195,7 +166,7 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
     for (kind, deadline, expected) in table {
         let (room, log) = (Room::new(), Log::new());
         let calls = log.clone();
-        let graph = Arc::new(
+        let graph = shared(
             graph("bad wait")
                 .node("ask", move |ctx: Ctx, trail: Trail| {
                     let calls = calls.clone();
@@ -217,9 +188,7 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
                     "on",
                     |_, _| true,
                     |trail, _| Ok(trail),
-                )
-                .compile()
-                .unwrap(),
+                ),
         );
         let done = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
         assert_eq!((done.status, code(&done).as_str()), (Status::Failed, expected));
@@ -228,7 +197,7 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
     }
     // A node without a route for it.
     let room = Room::new();
-    let graph = Arc::new(
+    let graph = shared(
         graph("no route")
             .node("ask", |_: Ctx, trail: Trail| async move {
                 Ok((
@@ -236,9 +205,7 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
                     Directive::wait(spec(WaitingKind::Event, DeadlinePolicy::Hard)),
                 ))
             })
-            .terminal("ask")
-            .compile()
-            .unwrap(),
+            .terminal("ask"),
     );
     let done = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
     assert_eq!(
@@ -308,10 +275,7 @@ async fn a_move_withdraws_the_wait_it_leaves() {
         (Status::Succeeded, vec!["asked".to_owned(), "timeout".to_owned()])
     );
     assert_eq!(room.wait(&parked.run, "w").await.status, WaitStatus::Cancelled);
-    let late = runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    let late = deliver(&runner, &wait, "d", "yes").await.unwrap();
     assert_eq!(late.verdict, Verdict::Canceled);
     room.sound(&parked.run).await;
 }
@@ -368,23 +332,17 @@ async fn a_lost_answer_of_a_delivery_is_found_again() {
                 if done_before {
                     // The same delivery, by way of the store itself.
                     let _ = store.load(&run).await;
-                    other
-                        .deliver(&run, &w.id, &delivery("d", &w, "yes"))
-                        .await
-                        .unwrap();
+                    deliver(&other, &w, "d", "yes").await.unwrap();
                 }
                 Err(match unconfirmed {
                     true => iop_durable::store::StoreError::unconfirmed("lost"),
                     false => iop_durable::store::StoreError::unavailable("away"),
                 })
             });
-            let told = within(runner.deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))).await;
+            let told = within(deliver(&runner, &wait, "d", "yes")).await;
             if error == "unavailable" {
                 refused(told, "store_unavailable");
-                let again = runner
-                    .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-                    .await
-                    .unwrap();
+                let again = deliver(&runner, &wait, "d", "yes").await.unwrap();
                 assert_eq!((again.verdict, again.replayed), (Verdict::Accepted, done_before));
             } else {
                 let told = told.unwrap();

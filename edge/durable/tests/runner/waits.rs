@@ -64,42 +64,41 @@ pub(crate) fn waiting(
         asked.transition.clone(),
         log.clone(),
     );
-    let graph = builder
-        .node("ask", move |_: Ctx, trail: Trail| {
-            log.add("ask");
-            let wait = Directive::wait(spec(kind, policy)).result("asked");
-            async move { Ok((pushed(trail, "asked"), wait)) }
-        })
-        .node("event", move |_: Ctx, trail: Trail| {
-            done.add("event");
-            async move { Ok((pushed(trail, "event"), Directive::end())) }
-        })
-        .node("timeout", |_: Ctx, trail: Trail| async move {
-            Ok((pushed(trail, "timeout"), Directive::end()))
-        })
-        .wait_route(
-            "ask",
-            labels("begins with yes"),
-            "event",
-            "timeout",
-            move |trail: &Trail, payload| {
-                matcher.fetch_add(1, Ordering::SeqCst);
-                assert_eq!(trail, &["asked"], "the committed state");
-                payload.bytes().starts_with(b"yes") || payload.bytes().starts_with(b"error")
-            },
-            move |trail: Trail, payload: &Payload| {
-                transition.fetch_add(1, Ordering::SeqCst);
-                if payload.bytes().starts_with(b"error") {
-                    return Err("not that".to_owned());
-                }
-                Ok(pushed(trail, text(payload.bytes())))
-            },
-        )
-        .terminal("event")
-        .terminal("timeout")
-        .compile()
-        .unwrap();
-    Arc::new(graph)
+    shared(
+        builder
+            .node("ask", move |_: Ctx, trail: Trail| {
+                log.add("ask");
+                let wait = Directive::wait(spec(kind, policy)).result("asked");
+                async move { Ok((pushed(trail, "asked"), wait)) }
+            })
+            .node("event", move |_: Ctx, trail: Trail| {
+                done.add("event");
+                async move { Ok((pushed(trail, "event"), Directive::end())) }
+            })
+            .node("timeout", |_: Ctx, trail: Trail| async move {
+                Ok((pushed(trail, "timeout"), Directive::end()))
+            })
+            .wait_route(
+                "ask",
+                labels("begins with yes"),
+                "event",
+                "timeout",
+                move |trail: &Trail, payload| {
+                    matcher.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(trail, &["asked"], "the committed state");
+                    payload.bytes().starts_with(b"yes") || payload.bytes().starts_with(b"error")
+                },
+                move |trail: Trail, payload: &Payload| {
+                    transition.fetch_add(1, Ordering::SeqCst);
+                    if payload.bytes().starts_with(b"error") {
+                        return Err("not that".to_owned());
+                    }
+                    Ok(pushed(trail, text(payload.bytes())))
+                },
+            )
+            .terminal("event")
+            .terminal("timeout"),
+    )
 }
 
 pub(crate) fn plain(asked: &Asked, log: &Log) -> Arc<Graph<Trail>> {
@@ -176,26 +175,15 @@ async fn a_delivery_decides_transforms_and_selects_in_one_commit_and_runs_nothin
     refused(runner.deliver(run, &wait.id, &wrong).await, "delivery_conflict");
     assert_eq!(asked.counts(), (0, 0));
     // Not the one: recorded, and still armed.
-    let no = runner
-        .deliver(run, &wait.id, &delivery("d1", &wait, "no"))
-        .await
-        .unwrap();
+    let no = deliver(&runner, &wait, "d1", "no").await.unwrap();
     assert_eq!((no.verdict, asked.counts()), (Verdict::Unmatched, (1, 0)));
     assert!(room.work(&runner).await.is_none(), "nobody is woken");
-    let again = runner
-        .deliver(run, &wait.id, &delivery("d1", &wait, "no"))
-        .await
-        .unwrap();
+    let again = deliver(&runner, &wait, "d1", "no").await.unwrap();
     assert!(again.replayed);
     assert_eq!(asked.counts(), (1, 0), "a replay asks nobody");
     // The transition says no: nothing is recorded, the id is free.
     let before = room.load(run).await;
-    let error = refused(
-        runner
-            .deliver(run, &wait.id, &delivery("d2", &wait, "error"))
-            .await,
-        "invalid_request",
-    );
+    let error = refused(deliver(&runner, &wait, "d2", "error").await, "invalid_request");
     assert!(matches!(error, RunError::InvalidRequest { field: "payload", .. }));
     assert_eq!(room.load(run).await.head, before.head);
     assert_eq!(
@@ -227,15 +215,10 @@ async fn a_delivery_decides_transforms_and_selects_in_one_commit_and_runs_nothin
         assert_eq!((again.verdict, again.replayed), (Verdict::Accepted, true));
     }
     refused(
-        runner
-            .deliver(run, &wait.id, &delivery("d2", &wait, "yes but"))
-            .await,
+        deliver(&runner, &wait, "d2", "yes but").await,
         "delivery_conflict",
     );
-    let loser = runner
-        .deliver(run, &wait.id, &delivery("d3", &wait, "yes too"))
-        .await
-        .unwrap();
+    let loser = deliver(&runner, &wait, "d3", "yes too").await.unwrap();
     assert_eq!(loser.verdict, Verdict::Superseded);
     let done = room.work(&runner).await.unwrap().unwrap();
     assert_eq!(
@@ -279,23 +262,13 @@ async fn a_wait_of_another_definition_is_not_judged_by_this_one() {
     );
     let runner = room.runner(&graph);
     for word in ["yes", "no"] {
-        refused(
-            runner
-                .deliver(&parked.run, &wait.id, &delivery("d", &wait, word))
-                .await,
-            "definition_changed",
-        );
+        refused(deliver(&runner, &wait, "d", word).await, "definition_changed");
     }
     assert_eq!(other.counts(), (0, 0));
     assert_eq!(room.wait(&parked.run, "w").await, wait);
     // The operators, which know no graph, leave it to those who do.
     let aside = room.aside();
-    refused(
-        aside
-            .deliver_to_gate(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-            .await,
-        "wait_not_found",
-    );
+    refused(deliver_to_gate(&aside, &wait, "d", "yes").await, "wait_not_found");
 }
 
 #[tokio::test(start_paused = true)]
@@ -324,9 +297,7 @@ async fn the_timer_is_let_in_at_its_time_and_not_before() {
             assert_eq!(due.len(), 1);
         }
         assert_eq!(room.wait(&parked.run, "w").await, wait);
-        let late = runner
-            .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-            .await;
+        let late = deliver(&runner, &wait, "d", "yes").await;
         let expected = match policy {
             DeadlinePolicy::FirstCommitted => {
                 assert_eq!(late.unwrap().verdict, Verdict::Accepted);
@@ -354,10 +325,7 @@ async fn the_timer_is_let_in_at_its_time_and_not_before() {
     let done = room.work(&runner).await.unwrap().unwrap();
     assert_eq!(done.state, ["asked", "timeout"]);
     assert_eq!(room.wait(&parked.run, "w").await.status, WaitStatus::TimedOut);
-    let late = runner
-        .deliver(&parked.run, &wait.id, &delivery("d", &wait, "yes"))
-        .await
-        .unwrap();
+    let late = deliver(&runner, &wait, "d", "yes").await.unwrap();
     assert_eq!((late.verdict, asked.counts()), (Verdict::Superseded, (0, 0)));
     room.sound(&parked.run).await;
 }
@@ -371,16 +339,12 @@ async fn timer_and_event_race_for_one_winner() {
         let parked = runner.start(Start::new(Trail::new())).await.unwrap();
         let wait = room.wait(&parked.run, "w").await;
         room.clock.advance(HOUR + Duration::from_secs(1));
-        let (delivering, run) = (runner.clone(), parked.run.clone());
+        let delivering = runner.clone();
         let sender = background(async move {
             for _ in 0..round % 7 {
                 tokio::task::yield_now().await;
             }
-            delivering
-                .deliver(&run, &wait.id, &delivery("d", &wait, "yes"))
-                .await
-                .unwrap()
-                .verdict
+            deliver(&delivering, &wait, "d", "yes").await.unwrap().verdict
         });
         let first = room.work(&runner).await;
         let verdict = done(sender).await;

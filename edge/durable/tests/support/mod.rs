@@ -31,7 +31,10 @@ use iop_durable::record::{
     ActivityRecord, Backoff, Effect, EventRecord, Inbox, Outcome, RetryPolicy, Status, StepRecord,
     WaitRecord, WaitingKind,
 };
-use iop_durable::runner::{CallError, Ctx, Limits, Operator, Options, RunError, RunResult, Runner};
+use iop_durable::runner::{
+    ActivityError, CallError, Ctx, DeliverOutcome, Limits, Operator, Options, RunError, RunResult, Runner,
+    Start,
+};
 use iop_durable::store::memory::MemoryStore;
 use iop_durable::store::{LeaseRequest, Loaded, Store};
 use iop_durable::testing::ManualClock;
@@ -50,6 +53,9 @@ pub(crate) type Trail = Vec<String>;
 pub(crate) type Answer = NodeResult<Trail, NoEffect>;
 pub(crate) type Trails = Runner<Trail, NoEffect>;
 pub(crate) type Result = RunResult<Trail, NoEffect>;
+
+/// A run under way in the background.
+pub(crate) type Running = tokio::task::JoinSet<std::result::Result<Result, RunError>>;
 
 /// How long a lease lives here.
 pub(crate) const TTL: Duration = Duration::from_secs(30);
@@ -131,6 +137,18 @@ impl Door {
         }
     }
 
+    /// What a call answers once the door is open.
+    pub(crate) fn answers(
+        &self,
+        output: &'static str,
+    ) -> impl Future<Output = std::result::Result<Bytes, CallError>> + Send + use<> {
+        let door = self.clone();
+        async move {
+            door.pass().await;
+            Ok(Bytes::from(output))
+        }
+    }
+
     /// Returns when so many have come.
     pub(crate) async fn reached(&self, count: u32) {
         let come = async {
@@ -179,6 +197,17 @@ pub(crate) fn background<T: Send + 'static>(
     set
 }
 
+/// Starts a run in the background.
+pub(crate) fn started(runner: &Trails, start: Start<Trail>) -> Running {
+    let runner = runner.clone();
+    background(async move { runner.start(start).await })
+}
+
+/// Starts the run `r` with nothing done yet, in the background.
+pub(crate) fn running(runner: &Trails) -> Running {
+    started(runner, Start::new(Trail::new()).run(run_id("r")))
+}
+
 /// What such a task came to.
 pub(crate) async fn done<T: Send + 'static>(mut task: tokio::task::JoinSet<T>) -> T {
     within(task.join_next()).await.unwrap().unwrap()
@@ -219,6 +248,32 @@ pub(crate) fn delivery(id: &str, wait: &WaitRecord, payload: &str) -> Delivery {
         by: Some("tester".to_owned()),
         revision: Revision::FIRST,
     }
+}
+
+/// Delivers this to the wait.
+pub(crate) async fn deliver<S, E>(
+    runner: &Runner<S, E>,
+    wait: &WaitRecord,
+    id: &str,
+    payload: &str,
+) -> std::result::Result<DeliverOutcome, RunError>
+where
+    S: Send + Sync + 'static,
+    E: Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    let delivery = delivery(id, wait, payload);
+    runner.deliver(&wait.run, &wait.id, &delivery).await
+}
+
+/// Delivers this to the gate.
+pub(crate) async fn deliver_to_gate(
+    operator: &Operator,
+    gate: &WaitRecord,
+    id: &str,
+    payload: &str,
+) -> std::result::Result<DeliverOutcome, RunError> {
+    let delivery = delivery(id, gate, payload);
+    operator.deliver_to_gate(&gate.run, &gate.id, &delivery).await
 }
 
 pub(crate) fn correlation(text: &str) -> CorrelationId {
@@ -289,6 +344,12 @@ pub(crate) async fn call(
         Ok(bytes) => Ok(text(&bytes)),
         Err(e) => Err(e.failure),
     }
+}
+
+/// A call of which nobody knows what came of it.
+pub(crate) async fn cut_off(ctx: &Ctx, name: &str) -> std::result::Result<Bytes, ActivityError> {
+    let activity = ctx.activity(name);
+    activity.run("", |_| async { Err(CallError::Unknown) }).await
 }
 
 pub(crate) fn text(bytes: &Bytes) -> String {

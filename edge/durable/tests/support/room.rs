@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Spy, TTL};
+use super::{Door, Running, Spy, TTL, Trail, running};
 
 /// One store with its clock.
 pub(crate) struct Room {
@@ -219,5 +219,18 @@ impl Room {
         };
         self.memory.acquire(run, request).await.unwrap();
         self.clock.advance(TTL);
+    }
+
+    /// The worker of a run in the background is never heard of again: its lease expires.
+    pub(crate) fn lose(&self, worker: Running) {
+        drop(worker);
+        self.clock.advance(TTL);
+    }
+
+    /// Starts the run `r` and loses its worker while it stands before the door.
+    pub(crate) async fn lose_at(&self, door: &Door, graph: &Arc<Graph<Trail>>) {
+        let worker = running(&self.runner(graph));
+        door.reached(1).await;
+        self.lose(worker);
     }
 }
