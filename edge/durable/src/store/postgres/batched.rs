@@ -140,7 +140,7 @@ impl Batched for Creation {
                     lease: work.lease.as_ref().map(|request| first_lease(run, request, now)),
                     now,
                 },
-                claimable: work.lease.is_none() && work.due_at.is_some_and(|due| due <= now.as_millis()),
+                claimable: work.lease.is_none() && work.head.due_at.is_some_and(|due| due <= now.as_millis()),
             })
         };
         Ok(members.iter().map(done).collect())

@@ -6,6 +6,7 @@
 //! without changing the revision.
 
 use super::beside::{self, Member};
+use super::head;
 use super::sql::{NOW, Sql};
 use super::verdict::{VERDICT, wanted};
 use super::work::{Posting, Rows, Transition};
@@ -19,9 +20,11 @@ pub(super) type Of<'b, W> = (&'b RunId, &'b W);
 const PASSES: &str = "((SELECT f FROM flags))[c.place]";
 const FLAGS: &str = "flags AS MATERIALIZED (SELECT array_agg(k.written ORDER BY k.place) AS f FROM locked k)";
 
-const LOCK_HEAD: &str = " LEFT JOIN LATERAL (SELECT h.run_id, h.revision, h.signal, h.due_at, h.status FROM runs h \
+/// Locks the head of a row `i`, as `r`.
+pub(super) const LOCK_HEAD: &str = " LEFT JOIN LATERAL (SELECT h.run_id, h.revision, h.signal, h.due_at, h.status FROM runs h \
      WHERE h.run_id = i.run_id FOR UPDATE) AS r ON true";
-const LOCK_LEASE: &str = " LEFT JOIN LATERAL (SELECT e.incarnation, e.expires_at FROM run_leases e \
+/// Locks the lease of `r`, as `l`.
+pub(super) const LOCK_LEASE: &str = " LEFT JOIN LATERAL (SELECT e.incarnation, e.expires_at FROM run_leases e \
      WHERE e.run_id = r.run_id FOR UPDATE) AS l ON true";
 /// Of a row with `incarnation`, `expires_at` and `now`.
 const HELD_BY: &str = "CASE WHEN expires_at > now THEN incarnation END AS held_by";
@@ -97,7 +100,7 @@ pub(super) fn transitions(members: &[Of<'_, Transition>]) -> Sql {
         work.clone().map(|w| w.rows.events.first().map(|e| signed(e.seq))),
     );
     sql.column("int8", uncarried(&rows));
-    sql.column("int8", work.clone().map(|w| w.due_at));
+    sql.column("int8", work.clone().map(|w| w.head.due_at));
     sql.column("bool", work.clone().map(|w| w.release)).named("i(place, run_id, guard_revision, wanted, seen, first_seq, uncarried, due, release)), \
          locked AS MATERIALIZED (\
          SELECT x.*, COALESCE(x.written AND x.due <= x.now AND (x.held_by IS NULL OR x.release), false) AS claimable \
@@ -128,46 +131,23 @@ pub(super) fn transitions(members: &[Of<'_, Transition>]) -> Sql {
 /// The new heads and the checkpoints of them.
 fn heads(sql: &mut Sql, members: &[Of<'_, Transition>]) {
     let work = members.iter().map(|(_, work)| *work);
-    let head = members.iter().map(|(_, work)| &work.head);
     sql.push("written AS MATERIALIZED (SELECT * FROM ").table();
     sql.column("int4", places(members));
-    sql.column("text", head.clone().map(|h| &*h.run_id));
-    sql.column("text", head.clone().map(|h| &*h.kind));
-    sql.column("text", head.clone().map(|h| &*h.definition));
-    sql.column("text", head.clone().map(|h| &*h.status));
-    sql.column("text", head.clone().map(|h| &*h.cursor));
-    sql.column("int8", head.clone().map(|h| h.activation));
-    sql.column("int8", head.clone().map(|h| h.revision));
-    sql.column("int8", head.clone().map(|h| h.schema_version));
-    sql.column("text", head.clone().map(|h| h.parent_id.as_deref()));
-    sql.column("text", head.clone().map(|h| &*h.root_id));
-    sql.column("bytea", head.clone().map(|h| h.state.inline.as_deref()));
-    sql.column("bytea", head.clone().map(|h| &h.state.digest[..]));
-    sql.column("bytea", head.clone().map(|h| &*h.budgets));
-    sql.column("bytea", head.clone().map(|h| h.outcome.as_deref()));
-    sql.column("bytea", head.clone().map(|h| &*h.body));
-    sql.column("bytea", head.clone().map(|h| h.seal.as_ref().map(|s| &s[..])));
-    sql.column("text", head.clone().map(|h| h.waiting_kind.as_deref()));
-    sql.column("int8", work.clone().map(|w| w.due_at));
-    sql.column("int8", head.clone().map(|h| h.deadline));
-    sql.column("int8", head.clone().map(|h| h.created_at));
-    sql.column("int8", head.map(|h| h.updated_at));
     sql.column("int8", work.clone().map(|w| w.grows));
-    sql.column("bytea", work.map(|w| w.checkpoint_seal.as_ref().map(|s| &s[..]))).named("c(place, run_id, kind, definition, status, cursor, activation, revision, schema_version, parent_id, \
-         root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, created_at, \
-         updated_at, grows, checkpoint_seal) WHERE ",
-    );
-    sql.push(PASSES).push(
+    head::columns(sql, work.map(|w| &w.head));
+    sql.named("c(place, grows, ")
+        .push(head::COLUMNS)
+        .push(", checkpoint_seal) WHERE ")
+        .push(PASSES);
+    sql.push(
         "), head AS (UPDATE runs AS t SET kind = c.kind, definition = c.definition, status = c.status, \
          cursor = c.cursor, activation = c.activation, revision = c.revision, schema_version = c.schema_version, \
          parent_id = c.parent_id, root_id = c.root_id, state = c.state, state_digest = c.state_digest, \
          budgets = c.budgets, outcome = c.outcome, body = c.body, seal = c.seal, waiting_kind = c.waiting_kind, \
          due_at = c.due_at, deadline = c.deadline, created_at = c.created_at, updated_at = c.updated_at, \
-         signal = t.signal + c.grows FROM written c WHERE t.run_id = c.run_id), \
-         checkpoint AS (INSERT INTO checkpoints (run_id, revision, status, cursor, activation, state, state_digest, \
-         seal, created_at) SELECT c.run_id, c.revision, c.status, c.cursor, c.activation, c.state, c.state_digest, \
-         c.checkpoint_seal, c.updated_at FROM written c)",
+         signal = t.signal + c.grows FROM written c WHERE t.run_id = c.run_id)",
     );
+    head::checkpoints(sql, "written");
 }
 
 /// Leases that are given back.

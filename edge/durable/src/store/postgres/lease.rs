@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgRow;
 
+use super::commit::{LOCK_HEAD, LOCK_LEASE};
 use super::connect::Pool;
 use super::read::{absent, fetch_state};
 use super::sql::{NOW, Sql};
@@ -17,15 +18,11 @@ use crate::store::rows::{self, Cells, HeadCells, signed, time, unsigned};
 use crate::store::{Acquired, Claim, Claimed, Lease, LeaseRequest, Loaded, Renewal, StoreError};
 use crate::time::Timestamp;
 
-/// Locks the lease of a head `r` that is locked, and asks the clock.
-const LOCK_LEASE: &str = " LEFT JOIN LATERAL (SELECT e.expires_at FROM run_leases e \
-     WHERE e.run_id = r.run_id FOR UPDATE) AS l ON true OFFSET 0) AS z) AS y)";
-
 /// What is read of a head `r`: another statement fetches a state that is in `blobs`.
 const HEAD: &str = concat!("r.due_at, ", rows::head_columns!("r.state"));
 
-/// Opens `locked`: heads with `now`, `held`, `free`.
-fn locked(sql: &mut Sql) {
+/// `locked`: these heads, which are locked, with `now`, `held`, `free`. Their leases are locked, then the clock is asked.
+fn locked(sql: &mut Sql, heads: impl FnOnce(&mut Sql)) {
     sql.push(
         "locked AS MATERIALIZED (SELECT y.*, NOT y.held AND y.quarantine IS NULL AS free FROM (\
          SELECT z.*, COALESCE(z.lease_expires_at > z.now, false) AS held FROM (\
@@ -33,6 +30,8 @@ fn locked(sql: &mut Sql) {
     )
     .push(NOW)
     .push(" AS now FROM ");
+    heads(sql);
+    sql.push(" AS r").push(LOCK_LEASE).push(" OFFSET 0) AS z) AS y)");
 }
 
 /// Moves the fence of every run in `locked` that is free, and gives its lease out. One row for each that was locked.
@@ -164,11 +163,11 @@ pub(super) async fn acquire(
     let rows = pool
         .write(|| {
             let mut sql = Sql::new("WITH ");
-            locked(&mut sql);
-            sql.push("(SELECT * FROM runs h WHERE h.run_id = ")
-                .bind(run.as_str().to_owned())
-                .push(" FOR UPDATE) AS r")
-                .push(LOCK_LEASE);
+            locked(&mut sql, |sql| {
+                sql.push("(SELECT * FROM runs h WHERE h.run_id = ")
+                    .bind(run.as_str().to_owned())
+                    .push(" FOR UPDATE)");
+            });
             grant(&mut sql, request);
             sql
         })
@@ -239,8 +238,9 @@ fn claim_sql(claim: &Claim, limit: i64) -> Sql {
         .push(") ORDER BY h.due_at, h.run_id LIMIT ")
         .bind(limit)
         .push(" FOR UPDATE OF h SKIP LOCKED), ");
-    locked(&mut sql);
-    sql.push("picked AS r").push(LOCK_LEASE);
+    locked(&mut sql, |sql| {
+        sql.push("picked");
+    });
     grant(&mut sql, &claim.lease);
     sql
 }
@@ -298,11 +298,11 @@ fn handles(sql: &mut Sql, leases: &[(i32, &Lease)]) {
     .table();
     sql.column("int4", leases.iter().map(|(place, _)| *place));
     sql.column("text", leases.iter().map(|(_, l)| l.run.as_str()));
-    sql.column("int8", leases.iter().map(|(_, l)| signed(l.incarnation))).named("i(place, run_id, wanted) \
-         LEFT JOIN LATERAL (SELECT h.run_id, h.signal, h.due_at FROM runs h WHERE h.run_id = i.run_id FOR UPDATE) AS r ON true \
-         LEFT JOIN LATERAL (SELECT e.incarnation, e.expires_at FROM run_leases e \
-         WHERE e.run_id = r.run_id FOR UPDATE) AS l ON true OFFSET 0) AS z)",
-    );
+    sql.column("int8", leases.iter().map(|(_, l)| signed(l.incarnation)))
+        .named("i(place, run_id, wanted)")
+        .push(LOCK_HEAD)
+        .push(LOCK_LEASE)
+        .push(" OFFSET 0) AS z)");
 }
 
 /// Whether the run can be claimed at once by anybody.

@@ -13,6 +13,7 @@ mod committer;
 mod connect;
 mod create;
 mod fail;
+mod head;
 mod lease;
 mod lists;
 mod notify;

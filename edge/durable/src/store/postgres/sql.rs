@@ -65,6 +65,12 @@ impl Sql {
         self.bind(values.bind_iter()).push("::").push(kind).push("[]")
     }
 
+    /// Begins `name AS (INSERT INTO table (columns) SELECT columns FROM `: what has these columns follows.
+    pub(super) fn insert(&mut self, name: &str, table: &str, columns: &str) -> &mut Self {
+        self.push(name).push(" AS (INSERT INTO ").push(table).push(" (");
+        self.push(columns).push(") SELECT ").push(columns).push(" FROM ")
+    }
+
     /// Opens a table of values: columns follow, all of one length, then its name.
     pub(super) fn table(&mut self) -> &mut Self {
         self.columns.clear();

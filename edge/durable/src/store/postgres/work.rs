@@ -7,9 +7,10 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::batched::Batched;
-use crate::envelope::{ActivityRow, BlobRow, CheckpointRow, HeadRow, INLINE_MAX, WaitRow, encode_step};
+use super::head::Head;
+use crate::envelope::{ActivityRow, BlobRow, INLINE_MAX, WaitRow, encode_step};
 use crate::ids::{Revision, RunId};
-use crate::payload::{Digest, Payload};
+use crate::payload::Payload;
 use crate::record::{ActivityRecord, CancelRequest, DecisionRecord, EventRecord, StepRecord, WaitRecord};
 use crate::store::rows::signed;
 use crate::store::{Commit, Create, Guard, IdempotencyKey, LeaseRequest, Post, StoreError, check};
@@ -39,9 +40,7 @@ pub(super) struct Rows {
 
 /// The first commit of a run.
 pub(super) struct Creation {
-    pub(super) head: HeadRow,
-    pub(super) checkpoint_seal: Option<Digest>,
-    pub(super) due_at: Option<i64>,
+    pub(super) head: Head,
     pub(super) lease: Option<LeaseRequest>,
     pub(super) key: Option<IdempotencyKey>,
     pub(super) rows: Rows,
@@ -50,9 +49,7 @@ pub(super) struct Creation {
 /// One transition.
 pub(super) struct Transition {
     pub(super) guard: Guard,
-    pub(super) head: HeadRow,
-    pub(super) checkpoint_seal: Option<Digest>,
-    pub(super) due_at: Option<i64>,
+    pub(super) head: Head,
     pub(super) release: bool,
     /// By how much the inbox's number grows.
     pub(super) grows: i64,
@@ -180,21 +177,12 @@ impl Rows {
     }
 }
 
-fn head_bytes(head: &HeadRow) -> usize {
-    const ROW: usize = 512;
-    2 * head.state.inline.as_ref().map_or(0, Bytes::len)
-        + head.outcome.as_ref().map_or(0, Bytes::len)
-        + head.body.len()
-        + head.budgets.len()
-        + ROW
-}
-
 impl Creation {
     /// # Errors
     /// `corrupt` for what cannot be a first commit.
     pub(super) fn new(create: Create) -> Result<Self, StoreError> {
         check::create(&create)?;
-        let head = HeadRow::seal(&create.head, &create.state, Revision::FIRST)?;
+        let head = Head::seal(&create.head, &create.state, Revision::FIRST, create.due_at)?;
         let mut rows = Rows {
             events: create.events,
             ..Rows::default()
@@ -202,9 +190,7 @@ impl Creation {
         // The state may have been read from another run: the new one has nothing yet.
         rows.keep(&create.state, false);
         Ok(Self {
-            checkpoint_seal: CheckpointRow::of(&head).seal,
             head,
-            due_at: create.due_at.map(Timestamp::as_millis),
             lease: create.lease,
             key: create.idempotency,
             rows,
@@ -220,7 +206,7 @@ impl Transition {
     pub(super) fn new(commit: Commit, revision: Revision) -> Result<Self, StoreError> {
         check::commit(&commit)?;
         let grows = i64::from(commit.settles());
-        let head = HeadRow::seal(&commit.head, &commit.state, revision)?;
+        let head = Head::seal(&commit.head, &commit.state, revision, commit.due_at)?;
         let mut rows = Rows {
             events: commit.events,
             decisions: commit.decisions,
@@ -232,9 +218,7 @@ impl Transition {
         rows.steps(&commit.steps)?;
         Ok(Self {
             guard: commit.guard,
-            checkpoint_seal: CheckpointRow::of(&head).seal,
             head,
-            due_at: commit.due_at.map(Timestamp::as_millis),
             release: commit.release,
             grows,
             rows,
@@ -279,8 +263,8 @@ impl Write {
     /// Roughly what it takes on the wire.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Create(job) => head_bytes(&job.work.head) + job.work.rows.bytes(),
-            Self::Commit(job) => head_bytes(&job.work.head) + job.work.rows.bytes(),
+            Self::Create(job) => job.work.head.bytes() + job.work.rows.bytes(),
+            Self::Commit(job) => job.work.head.bytes() + job.work.rows.bytes(),
             Self::Post(job) => job.work.rows.bytes(),
         }
     }
