@@ -46,14 +46,13 @@ fn host(store: &Arc<dyn Store>, registry: &Registry, workers: u32) -> Host {
 }
 
 async fn ends(store: &Arc<dyn Store>, run: &RunId) -> Status {
-    for _ in 0..1000 {
-        let status = store.load(run).await.unwrap().head.status;
-        if status.is_terminal() {
-            return status;
+    iop_tests::eventually("the run ends", Duration::from_secs(10), || async {
+        match store.load(run).await.unwrap().head.status {
+            status if status.is_terminal() => Ok(status),
+            status => Err(status.to_string()),
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("the run did not end in ten seconds");
+    })
+    .await
 }
 
 #[tokio::test]

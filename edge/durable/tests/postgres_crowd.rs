@@ -27,19 +27,6 @@ const RUNS: u64 = 200;
 const WORKERS: u64 = 16;
 const STEPS: u64 = 150;
 
-/// Numbers that look random and are the same every time (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-}
-
 /// What a worker was told, counted by kind.
 type Told = BTreeMap<&'static str, u64>;
 
@@ -61,16 +48,17 @@ fn count<T>(told: &mut Told, answer: &Result<T, StoreError>) {
 }
 
 async fn work(store: Arc<dyn Store>, n: u64) -> Told {
-    let mut dice = Dice(n);
+    // The same numbers every time.
+    let mut dice = fastrand::Rng::with_seed(n);
     let mut told = Told::new();
     let mut mine: Vec<Acquired> = Vec::new();
     for step in 0..STEPS {
-        let id = run(&format!("r{}", dice.below(RUNS)));
-        match dice.below(10) {
+        let id = run(&format!("r{}", dice.u64(..RUNS)));
+        match dice.u64(..10) {
             0 => {
                 let now = store.now().await.unwrap();
                 let mut creation = create(&id, now);
-                creation.idempotency = Some(idempotency("crowd", &format!("k{}", dice.below(RUNS)), 1));
+                creation.idempotency = Some(idempotency("crowd", &format!("k{}", dice.u64(..RUNS)), 1));
                 let answer = store.create(creation).await;
                 if let Ok(Created::New { .. }) = answer {
                     *told.entry("made").or_default() += 1;
@@ -128,7 +116,7 @@ async fn work(store: Arc<dyn Store>, n: u64) -> Told {
                 // Everything that is held moves on at once, some of it to its end.
                 let mut commits = JoinSet::new();
                 for mut acquired in mine.drain(..) {
-                    let over = dice.below(3) == 0;
+                    let over = dice.u64(..3) == 0;
                     let store = store.clone();
                     commits.spawn(async move {
                         if acquired.loaded.head.status.is_terminal() {

@@ -8,6 +8,7 @@
 )]
 
 mod postgres;
+mod stored;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +19,10 @@ use iop_durable::testing::build::{LONG, advance, claim, create, lease_for, post,
 use iop_tests::eventually;
 use iop_tests::postgres::{Options, Postgres};
 use postgres::PostgresFixture;
+use stored::held;
 use tokio::task::JoinSet;
 
 const WITHIN: Duration = Duration::from_secs(30);
-
-async fn held(store: &dyn Store, id: &str) -> Acquired {
-    let id = run(id);
-    let now = store.now().await.unwrap();
-    store.create(create(&id, now)).await.unwrap();
-    store.acquire(&id, lease_for("worker", LONG)).await.unwrap()
-}
 
 fn nothing_or_unknown<T: std::fmt::Debug>(answer: Result<T, StoreError>) {
     let kind = answer.expect_err("the database is gone").kind();
@@ -61,7 +56,7 @@ async fn a_database_that_is_stopped_and_started_is_used_again() {
     })
     .await;
     let store = PostgresStore::connect(&server.url()).await.unwrap();
-    let acquired = held(&store, "r").await;
+    let acquired = held(&store, "r", LONG).await;
     let id = acquired.lease.run.clone();
     server.stop().await;
     // The first on each connection may not know yet; after that nothing is sent.
@@ -92,7 +87,7 @@ async fn a_database_that_is_stopped_and_started_is_used_again() {
 async fn every_connection_that_idled_through_a_restart_is_replaced_unseen() {
     let mut server = Postgres::start().await;
     let store: Arc<dyn Store> = Arc::new(PostgresStore::connect(&server.url()).await.unwrap());
-    let acquired = held(&*store, "r").await;
+    let acquired = held(&*store, "r", LONG).await;
     // Several connections of the pool are open.
     let mut loads = JoinSet::new();
     for _ in 0..32 {
@@ -136,7 +131,7 @@ async fn what_was_answered_outlives_a_crash_and_what_was_not_is_whole_or_absent(
     for round in 0..3 {
         let mut drivers = JoinSet::new();
         for n in 0..RUNS {
-            let acquired = held(&*store, &format!("{round}-{n}")).await;
+            let acquired = held(&*store, &format!("{round}-{n}"), LONG).await;
             let store = store.clone();
             drivers.spawn(async move {
                 let id = acquired.lease.run.clone();
@@ -206,7 +201,7 @@ async fn hints_are_heard_again_after_a_restart() {
 async fn a_row_that_somebody_keeps_locked_fails_its_run_only() {
     let server = Postgres::start().await;
     let store: Arc<dyn Store> = Arc::new(PostgresStore::connect(&server.url()).await.unwrap());
-    let (a, b) = (held(&*store, "a").await, held(&*store, "b").await);
+    let (a, b) = (held(&*store, "a", LONG).await, held(&*store, "b", LONG).await);
     let url = server.url();
     let mut other = <sqlx::PgConnection as sqlx::Connection>::connect(&url)
         .await

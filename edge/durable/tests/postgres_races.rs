@@ -11,21 +11,21 @@
 )]
 
 mod postgres;
+mod stored;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use iop_durable::ids::RunId;
 use iop_durable::record::Status;
-use iop_durable::store::{Acquired, Authority, Commit, Committed, Lease, Renewal, Store, StoreError};
+use iop_durable::store::{Authority, Commit, Committed, Lease, Renewal, Store, StoreError};
 use iop_durable::testing::Fixture as _;
 use iop_durable::testing::build::{
-    LONG, activity, advance, advance_loaded, completed, create, create_with, ended, lease_for, payload, post,
-    run,
+    LONG, activity, advance, advance_loaded, completed, create_with, ended, lease_for, payload, post, run,
 };
 use iop_tests::eventually;
 use postgres::PostgresFixture;
 use sqlx::{Connection as _, Executor as _, PgConnection};
+use stored::{held, queued};
 use tokio::task::JoinHandle;
 
 const WITHIN: Duration = Duration::from_secs(20);
@@ -126,18 +126,6 @@ impl Other {
     }
 }
 
-async fn queued(store: &dyn Store) -> RunId {
-    let id = run("r");
-    let now = store.now().await.unwrap();
-    store.create(create(&id, now)).await.unwrap();
-    id
-}
-
-async fn held(store: &dyn Store, ttl: Duration) -> Acquired {
-    let id = queued(store).await;
-    store.acquire(&id, lease_for("worker", ttl)).await.unwrap()
-}
-
 fn kind<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> &'static str {
     answer.expect_err("it is refused").kind()
 }
@@ -146,7 +134,7 @@ fn kind<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> &'static str {
 async fn a_commit_is_refused_when_the_lease_was_taken_while_it_waited() {
     let race = Race::new().await;
     let store = &*race.store;
-    let acquired = held(store, LONG).await;
+    let acquired = held(store, "r", LONG).await;
     let mut other = Other::holding(&race).await;
     let commit = advance(&acquired);
     let task = race.blocks_commit(commit).await;
@@ -160,7 +148,7 @@ async fn a_commit_is_refused_when_the_lease_was_taken_while_it_waited() {
 async fn a_commit_is_refused_when_the_lease_expired_while_it_waited() {
     let race = Race::new().await;
     let store = &*race.store;
-    let acquired = held(store, Duration::from_millis(700)).await;
+    let acquired = held(store, "r", Duration::from_millis(700)).await;
     let other = Other::holding(&race).await;
     let commit = advance(&acquired);
     let task = race.blocks_commit(commit).await;
@@ -181,7 +169,7 @@ async fn a_commit_is_refused_when_the_lease_expired_while_it_waited() {
 async fn an_idle_commit_is_refused_when_the_run_was_taken_while_it_waited() {
     let race = Race::new().await;
     let store = &*race.store;
-    let id = queued(store).await;
+    let id = queued(store, "r").await;
     let commit = advance_loaded(&store.load(&id).await.unwrap(), Authority::Idle);
     let mut other = Other::holding(&race).await;
     let task = race.blocks_commit(commit).await;
@@ -194,7 +182,7 @@ async fn an_idle_commit_is_refused_when_the_run_was_taken_while_it_waited() {
 async fn a_commit_is_refused_when_the_run_moved_on_while_it_waited() {
     let race = Race::new().await;
     let store = &*race.store;
-    let acquired = held(store, LONG).await;
+    let acquired = held(store, "r", LONG).await;
     let mut other = Other::holding(&race).await;
     let commit = advance(&acquired);
     let task = race.blocks_commit(commit).await;
@@ -209,7 +197,7 @@ async fn a_commit_is_refused_when_the_run_moved_on_while_it_waited() {
 async fn a_commit_is_refused_when_something_was_posted_while_it_waited() {
     let race = Race::new().await;
     let store = &*race.store;
-    let acquired = held(store, LONG).await;
+    let acquired = held(store, "r", LONG).await;
     let mut commit = advance(&acquired);
     commit.guard.signal = Some(0);
     let mut other = Other::holding(&race).await;
@@ -225,7 +213,7 @@ async fn a_commit_is_refused_when_something_was_posted_while_it_waited() {
 async fn an_acquisition_that_waited_finds_the_run_held() {
     let race = Race::new().await;
     let store = &*race.store;
-    let id = queued(store).await;
+    let id = queued(store, "r").await;
     let mut other = Other::holding(&race).await;
     let task = race
         .blocks({
@@ -243,7 +231,7 @@ async fn an_acquisition_that_waited_finds_the_run_held() {
 async fn an_acquisition_that_waited_has_the_run_as_it_is_by_then() {
     let race = Race::new().await;
     let store = &*race.store;
-    let id = queued(store).await;
+    let id = queued(store, "r").await;
     // A long state, written while the acquisition waits: it is in no row that the statement could have seen.
     let mut commit = advance_loaded(&store.load(&id).await.unwrap(), Authority::Idle);
     let state = payload(vec![7; 100_000]);
@@ -275,7 +263,7 @@ async fn an_acquisition_that_waited_has_the_run_as_it_is_by_then() {
 async fn a_renewal_and_a_release_that_waited_find_the_lease_lost() {
     let race = Race::new().await;
     let store = &*race.store;
-    let lease: Lease = held(store, LONG).await.lease;
+    let lease: Lease = held(store, "r", LONG).await.lease;
     let mut other = Other::holding(&race).await;
     let renewal = race
         .blocks({
@@ -301,7 +289,7 @@ async fn a_renewal_and_a_release_that_waited_find_the_lease_lost() {
 async fn what_waited_for_a_deletion_finds_the_run_deleted() {
     let race = Race::new().await;
     let store = &*race.store;
-    let mut acquired = held(store, LONG).await;
+    let mut acquired = held(store, "r", LONG).await;
     let end = ended(advance(&acquired), Status::Succeeded);
     acquired.loaded.head = end.head.clone();
     acquired.loaded.head.revision = store.commit(end).await.unwrap().revision;
@@ -325,7 +313,7 @@ async fn what_waited_for_a_deletion_finds_the_run_deleted() {
 async fn a_refused_deletion_keeps_nothing_locked() {
     let race = Race::new().await;
     let store = &*race.store;
-    let acquired = held(store, LONG).await;
+    let acquired = held(store, "r", LONG).await;
     assert_eq!(kind(store.delete_if_idle(&run("r")).await), "busy");
     assert_eq!(kind(store.prune(&run("gone"), 1).await), "not_found");
     let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'iop-durable' AND state LIKE 'idle in%'";
@@ -337,7 +325,7 @@ async fn a_refused_deletion_keeps_nothing_locked() {
 async fn a_deletion_that_waited_leaves_nothing_of_what_was_written_meanwhile() {
     let race = Race::new().await;
     let store = &*race.store;
-    let acquired = held(store, LONG).await;
+    let acquired = held(store, "r", LONG).await;
     let end = ended(advance(&acquired), Status::Succeeded);
     let other = Other::holding(&race).await;
     let committing = race.blocks_commit(end).await;

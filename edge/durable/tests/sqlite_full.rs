@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests: what goes wrong here ends the case")]
 
 mod sqlite;
+mod stored;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,18 +10,13 @@ use std::process::Command;
 use iop_durable::payload::Payload;
 use iop_durable::store::sqlite::SqliteStore;
 use iop_durable::store::{Acquired, Store, StoreError};
-use iop_durable::testing::build::{LONG, advance, create, lease_for, run};
+use iop_durable::testing::build::{LONG, advance, run};
 use sqlite::SqliteFixture;
+use stored::held;
 
 /// A state that does not fit into the room that is left.
 fn large() -> Payload {
     Payload::new((0..3_000_000_u32).map(|n| (n % 251) as u8).collect::<Vec<_>>())
-}
-
-async fn hold(store: &SqliteStore) -> Acquired {
-    let now = store.now().await.unwrap();
-    store.create(create(&run("r"), now)).await.unwrap();
-    store.acquire(&run("r"), lease_for("w", LONG)).await.unwrap()
 }
 
 /// A commit of this state is refused, and the run stands where it stood.
@@ -39,7 +35,7 @@ async fn refused(store: &SqliteStore, held: &Acquired, state: Payload) -> StoreE
 async fn a_database_that_cannot_grow_refuses_until_it_can() {
     let fixture = SqliteFixture::start().await;
     let store = &fixture.store;
-    let held = hold(store).await;
+    let held = held(&**store, "r", LONG).await;
     store.limit_growth(Some(50)).await.unwrap();
     for _ in 0..3 {
         let error = refused(store, &held, large()).await;
@@ -103,7 +99,7 @@ async fn a_full_disk_refuses_until_there_is_room() {
     let Some(disk) = SmallDisk::mount(16 << 20) else {
         // Without the right to mount a small disk, the file's own limit stands for it.
         let fixture = SqliteFixture::start().await;
-        let held = hold(&fixture.store).await;
+        let held = held(&*fixture.store, "r", LONG).await;
         fixture.store.limit_growth(Some(0)).await.unwrap();
         refused(&fixture.store, &held, large()).await;
         fixture.store.limit_growth(None).await.unwrap();
@@ -111,7 +107,7 @@ async fn a_full_disk_refuses_until_there_is_room() {
         return;
     };
     let store = SqliteStore::open(&disk.path("iop.db")).await.unwrap();
-    let held = hold(&store).await;
+    let held = held(&store, "r", LONG).await;
     fill(&disk.path("other"));
     for _ in 0..3 {
         let error = refused(&store, &held, large()).await;

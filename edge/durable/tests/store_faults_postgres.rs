@@ -18,7 +18,7 @@ use std::time::Duration;
 use iop_durable::host::Host;
 use iop_durable::ids::RunId;
 use iop_durable::record::Status;
-use iop_durable::runner::{RunError, Start};
+use iop_durable::runner::Start;
 use iop_durable::store::postgres::PostgresStore;
 use iop_durable::store::{RunFilter, Store};
 use iop_durable::testing::Fixture;
@@ -107,26 +107,22 @@ async fn gone_and_back(kill: bool) {
     let mut server = Postgres::start().await;
     let store: Arc<dyn Store> = Arc::new(PostgresStore::connect(&server.url()).await.unwrap());
     let hosted = Hosted::start(&store).await;
-    let gone = async {
+    let (serving, database) = (&mut server, &*store);
+    let gone = move |away: faults::Away| async move {
         for n in 1..=2 {
-            faults::ended(&*store, 6 * n).await;
+            faults::ended(database, 6 * n).await;
             if kill {
-                server.kill().await;
+                serving.kill().await;
             } else {
-                server.stop().await;
+                serving.stop().await;
             }
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            server.restart().await;
+            away.grows_by(30).await;
+            serving.restart().await;
         }
-        faults::ended(&*store, 15).await;
+        faults::ended(database, 15).await;
     };
     let met = faults::trouble(&store, "gone", gone).await;
-    let refused = met.iter().filter(|error| {
-        matches!(
-            error,
-            RunError::StoreUnavailable(_) | RunError::JournalUnavailable(_)
-        )
-    });
+    let refused = met.iter().filter(|error| faults::is_away(error));
     assert!(refused.count() > 5, "{met:?}");
     hosted.end().await;
     drop(store);

@@ -14,7 +14,6 @@ mod torture;
 use std::sync::Arc;
 use std::time::Duration;
 
-use iop_durable::runner::RunError;
 use iop_durable::store::Store;
 use iop_durable::testing::Fixture;
 
@@ -54,23 +53,19 @@ async fn a_lost_answer_of_any_write_loses_nothing() {
 async fn a_full_disk_refuses_and_runs_go_on_when_there_is_room() {
     let fixture = SqliteFixture::start().await;
     let store: Arc<dyn Store> = fixture.store();
-    let full = async {
-        faults::ended(&*store, 3).await;
+    let (file, database) = (&fixture.store, &*store);
+    let full = move |away: faults::Away| async move {
+        faults::ended(database, 3).await;
         for _ in 0..3 {
-            fixture.store.limit_growth(Some(1)).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            fixture.store.limit_growth(None).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(100)).await;
+            file.limit_growth(Some(1)).await.unwrap();
+            away.grows_by(30).await;
+            file.limit_growth(None).await.unwrap();
+            faults::one_more_ended(database).await;
         }
     };
     let test = async {
         let met = faults::trouble(&store, "full", full).await;
-        let refused = met.iter().filter(|error| {
-            matches!(
-                error,
-                RunError::StoreUnavailable(_) | RunError::JournalUnavailable(_)
-            )
-        });
+        let refused = met.iter().filter(|error| faults::is_away(error));
         assert!(refused.count() > 5, "{met:?}");
     };
     with_time(&fixture, test).await;

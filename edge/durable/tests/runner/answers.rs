@@ -145,11 +145,7 @@ async fn a_decision_or_request_whose_answer_is_lost_is_one() {
         lose(Op::Post);
         let told = deliver(&runner, &wait, "d", "go").await.unwrap();
         assert_eq!((told.verdict, told.replayed), (Verdict::Accepted, landed));
-        let ledger = room
-            .memory
-            .decisions(&parked.run, &Scope::Wait(wait.id.clone()))
-            .await
-            .unwrap();
+        let ledger = room.decisions(&parked.run, &Scope::Wait(wait.id.clone())).await;
         assert_eq!(ledger.len(), 1);
         lose(Op::Post);
         let asked = runner
@@ -161,14 +157,7 @@ async fn a_decision_or_request_whose_answer_is_lost_is_one() {
             asked.outcome,
             CancelOutcome::Requested | CancelOutcome::Done(Status::Cancelled)
         ));
-        assert_eq!(
-            room.memory
-                .decisions(&parked.run, &Scope::Cancel)
-                .await
-                .unwrap()
-                .len(),
-            1
-        );
+        assert_eq!(room.decisions(&parked.run, &Scope::Cancel).await.len(), 1);
         let last = room.drain(&runner).await;
         assert!(last.is_none_or(|last| last.status == Status::Cancelled));
         assert_eq!(
@@ -205,14 +194,7 @@ async fn a_resolution_whose_answer_is_lost_is_one() {
             (resolved.status, resolved.token),
             (Status::Queued, room.token(&run.run).await)
         );
-        assert_eq!(
-            room.memory
-                .decisions(&run.run, &Scope::Operator)
-                .await
-                .unwrap()
-                .len(),
-            1
-        );
+        assert_eq!(room.decisions(&run.run, &Scope::Operator).await.len(), 1);
         // Away altogether: refused, unchanged, and free for the next try.
         let done = room.drain(&runner).await.unwrap();
         assert_eq!(

@@ -220,16 +220,7 @@ async fn a_request_is_one_decision() {
         .await
         .unwrap();
     assert!(!other.replayed);
-    assert_eq!(
-        stage
-            .room
-            .memory
-            .decisions(&stage.run, &Scope::Cancel)
-            .await
-            .unwrap()
-            .len(),
-        2
-    );
+    assert_eq!(stage.room.decisions(&stage.run, &Scope::Cancel).await.len(), 2);
     stage.door.open();
     let result = done(running).await.unwrap();
     stage.cancelled(&result).await;

@@ -115,7 +115,7 @@ async fn the_reducer_merges_and_the_invariant_is_asked_after_every_step() {
 #[tokio::test(start_paused = true)]
 async fn only_declared_targets_are_gone_to() {
     let room = Room::new();
-    let end = |_: Ctx, trail: Trail| async move { Ok((trail, Directive::end())) };
+    let end = ends;
     let choose = |_: Ctx, trail: Trail| async move { Ok((pushed(trail, "chose"), Directive::completed())) };
     for (chosen, status) in [
         ("b", Status::Succeeded),

@@ -233,10 +233,7 @@ async fn many_deliverers_at_once_have_one_winner() {
 async fn an_answer_that_was_taken_stays_taken_when_the_run_is_cancelled() {
     // Parked: between the request and the end, by the one who asks.
     let room = Room::new();
-    let graph = one("taken", |ctx: Ctx, trail: Trail| async move {
-        ctx.gate("g").wait().await?;
-        Ok((trail, Directive::end()))
-    });
+    let graph = one("taken", gated);
     let runner = room.runner(&graph);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;

@@ -188,11 +188,7 @@ async fn a_delivery_is_answered_once_and_every_loser_is_recorded() {
             .unwrap()
             .replayed
     );
-    let ledger = room
-        .memory
-        .decisions(run, &Scope::Wait(wait.id.clone()))
-        .await
-        .unwrap();
+    let ledger = room.decisions(run, &Scope::Wait(wait.id.clone())).await;
     assert_eq!(ledger.len(), 3);
     assert!(
         room.work(&runner).await.is_none(),
@@ -206,10 +202,7 @@ async fn a_delivery_that_is_too_large_is_refused() {
     let room = Room::new();
     let mut options = Room::options();
     options.limits.max_payload = 3;
-    let graph = one("large", |ctx: Ctx, trail: Trail| async move {
-        ctx.gate("g").wait().await?;
-        Ok((trail, Directive::end()))
-    });
+    let graph = one("large", gated);
     let runner = room.runner_with(&graph, options.clone());
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;

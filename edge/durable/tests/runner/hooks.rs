@@ -212,13 +212,7 @@ async fn a_claimed_run_of_another_version_is_given_back_untouched() {
     let runner = room.runner(&hooked(&Turned::default(), &log));
     let run = runner.accept(Start::new(Trail::new())).await.unwrap().run;
     let before = room.load(&run).await;
-    let other: Arc<Graph<Trail>> = shared(
-        GraphBuilder::new("hooked", 2)
-            .node("a", |_: Ctx, trail: Trail| async move {
-                Ok((trail, Directive::end()))
-            })
-            .terminal("a"),
-    );
+    let other: Arc<Graph<Trail>> = shared(GraphBuilder::new("hooked", 2).node("a", ends).terminal("a"));
     refused(
         room.work(&room.runner(&other)).await.unwrap(),
         "definition_changed",

@@ -87,10 +87,7 @@ async fn every_rule_of_a_resolution_is_checked_and_nothing_changes_when_one_fail
         operator.resolve(&nobody, &good, None, false).await,
         "run_not_found",
     );
-    assert_eq!(
-        room.memory.decisions(&run.run, &Scope::Operator).await.unwrap(),
-        []
-    );
+    assert_eq!(room.decisions(&run.run, &Scope::Operator).await, []);
     assert_eq!(log.len(), 1, "no dispatcher was called");
 }
 
@@ -119,7 +116,7 @@ async fn a_resolution_is_recorded_with_its_provenance_and_replayed() {
     );
     assert_eq!(settled.attempts, record.attempts, "the attempt stays what it was");
     assert_eq!(settled.decision, Some(decision("d")));
-    let ledger = room.memory.decisions(&run.run, &Scope::Operator).await.unwrap();
+    let ledger = room.decisions(&run.run, &Scope::Operator).await;
     let body: serde_json::Value = serde_json::from_slice(&ledger[0].body).unwrap();
     for (member, value) in [
         ("action", "complete"),
@@ -350,14 +347,7 @@ async fn many_operators_decide_once() {
                 );
             }
         }
-        assert_eq!(
-            room.memory
-                .decisions(&run.run, &Scope::Operator)
-                .await
-                .unwrap()
-                .len(),
-            1
-        );
+        assert_eq!(room.decisions(&run.run, &Scope::Operator).await.len(), 1);
         room.sound(&run.run).await;
     }
 }

@@ -278,17 +278,13 @@ async fn a_run_of_another_version_is_told_apart_and_left_alone() {
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let before = room.load(&parked.run).await;
     let other = iop_durable::graph::GraphBuilder::<Trail>::new("conversation", 2)
-        .node("wait_user", |_: Ctx, trail: Trail| async move {
-            Ok((trail, Directive::end()))
-        })
+        .node("wait_user", ends)
         .terminal("wait_user")
         .compile()
         .unwrap();
     // The same version with another shape is another definition too.
     let same = graph("conversation")
-        .node("wait_user", |_: Ctx, trail: Trail| async move {
-            Ok((trail, Directive::end()))
-        })
+        .node("wait_user", ends)
         .terminal("wait_user")
         .compile()
         .unwrap();

@@ -93,9 +93,7 @@ fn everything(log: &Log, door: &Door) -> Arc<Graph<Trail>> {
                     Ok((pushed(trail, "done"), Directive::end()))
                 }
             })
-            .node("on", |_: Ctx, trail: Trail| async move {
-                Ok((trail, Directive::end()))
-            })
+            .node("on", ends)
             .terminal("do")
             .terminal("on")
             .wait_route("do", labels, "on", "on", |_, _| true, |trail, _| Ok(trail)),

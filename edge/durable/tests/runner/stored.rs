@@ -123,9 +123,7 @@ async fn workers_lost_before_they_did_anything_count_too() {
     let graph: Arc<Graph<Trail>> = shared(
         graph("lost")
             .recovery_attempts(2)
-            .node("only", |_: Ctx, trail: Trail| async move {
-                Ok((trail, Directive::end()))
-            })
+            .node("only", ends)
             .terminal("only"),
     );
     let runner = room.runner(&graph);

@@ -23,9 +23,7 @@ fn talking() -> Arc<Graph<Trail>> {
                     _ => Ok((trail, Directive::completed())),
                 }
             })
-            .node("end", |_: Ctx, trail: Trail| async move {
-                Ok((trail, Directive::end()))
-            })
+            .node("end", ends)
             .edge("say", "end")
             .terminal("end"),
     )
@@ -330,9 +328,7 @@ async fn a_deleted_run_ends_its_stream() {
     let graph: Arc<Graph<Trail>> = shared(
         graph("gone")
             .delete_on_success()
-            .node("only", |_: Ctx, trail: Trail| async move {
-                Ok((trail, Directive::end()))
-            })
+            .node("only", ends)
             .terminal("only"),
     );
     let runner = room.runner(&graph);

@@ -10,6 +10,12 @@ use iop_durable::store::Store;
 use crate::support::*;
 use crate::waits::{Asked, HOUR, labels, plain, spec};
 
+/// A node that waits for an event.
+async fn asks(_: Ctx, trail: Trail) -> Answer {
+    let wait = spec(WaitingKind::Event, DeadlinePolicy::Hard);
+    Ok((trail, Directive::wait(wait)))
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_is_cancelled_with_its_run() {
     let (room, log, asked) = (Room::new(), Log::new(), Asked::default());
@@ -133,10 +139,7 @@ async fn a_winner_is_never_overwritten_by_a_cancellation() {
 #[tokio::test(start_paused = true)]
 async fn a_gate_can_be_cancelled_and_its_run_with_it() {
     let room = Room::new();
-    let graph = one("gate", |ctx: Ctx, trail: Trail| async move {
-        ctx.gate("g").wait().await?;
-        Ok((trail, Directive::end()))
-    });
+    let graph = one("gate", gated);
     let runner = room.runner(&graph);
     let parked = runner.start(Start::new(Trail::new())).await.unwrap();
     let wait = room.wait(&parked.run, "g").await;
@@ -177,9 +180,7 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
                         Ok((trail, Directive::wait(wait)))
                     }
                 })
-                .node("on", |_: Ctx, trail: Trail| async move {
-                    Ok((trail, Directive::end()))
-                })
+                .node("on", ends)
                 .terminal("on")
                 .wait_route(
                     "ask",
@@ -197,16 +198,7 @@ async fn a_wait_that_cannot_be_armed_fails_the_run_and_loses_nothing() {
     }
     // A node without a route for it.
     let room = Room::new();
-    let graph = shared(
-        graph("no route")
-            .node("ask", |_: Ctx, trail: Trail| async move {
-                Ok((
-                    trail,
-                    Directive::wait(spec(WaitingKind::Event, DeadlinePolicy::Hard)),
-                ))
-            })
-            .terminal("ask"),
-    );
+    let graph = shared(graph("no route").node("ask", asks).terminal("ask"));
     let done = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
     assert_eq!(
         (done.status, code(&done).as_str()),
@@ -220,15 +212,8 @@ async fn a_callback_that_panics_records_nothing() {
         let room = Room::new();
         let graph = shared(
             graph("panics")
-                .node("ask", |_: Ctx, trail: Trail| async move {
-                    Ok((
-                        trail,
-                        Directive::wait(spec(WaitingKind::Event, DeadlinePolicy::Hard)),
-                    ))
-                })
-                .node("on", |_: Ctx, trail: Trail| async move {
-                    Ok((trail, Directive::end()))
-                })
+                .node("ask", asks)
+                .node("on", ends)
                 .terminal("on")
                 .wait_route(
                     "ask",
@@ -254,8 +239,8 @@ async fn a_callback_that_panics_records_nothing() {
             "invalid_request",
         );
         assert_eq!(room.wait(&parked.run, "w").await, wait, "{what}");
-        let ledger = room.memory.decisions(&parked.run, &Scope::Wait(wait.id.clone()));
-        assert_eq!(ledger.await.unwrap(), [], "{what}: the id is free");
+        let ledger = room.decisions(&parked.run, &Scope::Wait(wait.id.clone())).await;
+        assert_eq!(ledger, [], "{what}: the id is free");
         let good = delivery("d", &wait, "good");
         let told = runner.deliver(&parked.run, &wait.id, &good).await.unwrap();
         assert_eq!(told.verdict, Verdict::Accepted, "{what}");

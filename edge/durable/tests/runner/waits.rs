@@ -186,14 +186,7 @@ async fn a_delivery_decides_transforms_and_selects_in_one_commit_and_runs_nothin
     let error = refused(deliver(&runner, &wait, "d2", "error").await, "invalid_request");
     assert!(matches!(error, RunError::InvalidRequest { field: "payload", .. }));
     assert_eq!(room.load(run).await.head, before.head);
-    assert_eq!(
-        room.memory
-            .decisions(run, &Scope::Wait(wait.id.clone()))
-            .await
-            .unwrap()
-            .len(),
-        1
-    );
+    assert_eq!(room.decisions(run, &Scope::Wait(wait.id.clone())).await.len(), 1);
     room.spy.reset();
     let mut good = delivery("d2", &wait, "yes please");
     good.labels = Some(wait.labels.clone());

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use iop_durable::failure::{Failure, FailureKind};
-use iop_durable::graph::{Graph, GraphBuilder, NoEffect, Node, NodeResult};
+use iop_durable::graph::{Directive, Graph, GraphBuilder, NoEffect, Node, NodeResult};
 use iop_durable::ids::{
     ActivityId, CorrelationId, DecisionId, Key, NodeName, Owner, Revision, RunId, WaitId,
 };
@@ -77,6 +77,17 @@ where
 /// A graph of this one node.
 pub(crate) fn one(name: &str, node: impl Node<Trail, NoEffect>) -> Arc<Graph<Trail>> {
     shared(graph(name).node("only", node).terminal("only"))
+}
+
+/// A node that ends the run.
+pub(crate) async fn ends(_: Ctx, trail: Trail) -> Answer {
+    Ok((trail, Directive::end()))
+}
+
+/// A node that ends the run once its gate is answered.
+pub(crate) async fn gated(ctx: Ctx, trail: Trail) -> Answer {
+    ctx.gate("g").wait().await?;
+    Ok((trail, Directive::end()))
 }
 
 /// Counts calls and keeps what each was told.

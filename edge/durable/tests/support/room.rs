@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use iop_durable::graph::Graph;
 use iop_durable::ids::{Owner, RunId};
-use iop_durable::record::{ActivityRecord, EventRecord, Inbox, Outcome, Status, StepRecord, WaitRecord};
+use iop_durable::record::{
+    ActivityRecord, DecisionRecord, EventRecord, Inbox, Outcome, Scope, Status, StepRecord, WaitRecord,
+};
 use iop_durable::runner::{Limits, Operator, Options, RunError, RunResult, Runner};
 use iop_durable::store::memory::MemoryStore;
 use iop_durable::store::{LeaseRequest, Loaded, Store};
@@ -98,6 +100,10 @@ impl Room {
         all.retain(|w| w.key.as_str() == key);
         assert_eq!(all.len(), 1, "waits with key {key}");
         all.remove(0)
+    }
+
+    pub(crate) async fn decisions(&self, run: &RunId, scope: &Scope) -> Vec<DecisionRecord> {
+        self.memory.decisions(run, scope).await.unwrap()
     }
 
     pub(crate) async fn steps(&self, run: &RunId) -> Vec<StepRecord> {

@@ -13,6 +13,7 @@ use iop_durable::runner::RunError;
 use iop_durable::store::{Claim, LeaseRequest, Listed, Loaded, RunFilter, Store, StoreError};
 use iop_durable::testing::fault::Op;
 use iop_durable::testing::{Fault, FaultStore, Fixture, Tamper};
+use tokio::sync::watch;
 
 use super::driver::{Driver, Mode, Progress, is_passing};
 use super::graph::{State, everything};
@@ -22,8 +23,37 @@ use super::recorder::Recorder;
 use super::world::World;
 
 pub const TTL: Duration = Duration::from_secs(1);
+const WITHIN: Duration = Duration::from_secs(60);
 /// Runs under way at the same time.
 const LINES: usize = 6;
+
+/// How often runs were told that their store is away.
+#[derive(Clone, Default)]
+pub struct Away(Arc<watch::Sender<usize>>);
+
+impl Away {
+    fn told(&self, error: &RunError) {
+        if is_away(error) {
+            self.0.send_modify(|n| *n += 1);
+        }
+    }
+
+    /// Until they were told so many times more.
+    pub async fn grows_by(&self, more: usize) {
+        let mut heard = self.0.subscribe();
+        let enough = *heard.borrow() + more;
+        let told = heard.wait_for(|n| *n >= enough);
+        iop_tests::within("runs are refused", WITHIN, told).await.unwrap();
+    }
+}
+
+/// Whether the store could not be reached, or could not write.
+pub fn is_away(error: &RunError) -> bool {
+    matches!(
+        error,
+        RunError::StoreUnavailable(_) | RunError::JournalUnavailable(_)
+    )
+}
 
 /// One run of a definition of its own, and those around it.
 pub struct Case {
@@ -35,6 +65,7 @@ pub struct Case {
     pub world: Arc<World>,
     ledger: Arc<dyn Ledger>,
     mode: Mode,
+    away: Away,
 }
 
 impl Case {
@@ -49,6 +80,7 @@ impl Case {
             world: Arc::new(World::new(Arc::clone(&ledger), Arc::clone(store))),
             ledger,
             mode: Mode::Claims,
+            away: Away::default(),
         }
     }
 
@@ -77,6 +109,7 @@ impl Case {
         let mut met = Vec::new();
         while let Err(error) = self.driver().drive().await {
             assert!(is_passing(&error), "{}: {error:?} after {met:?}", self.run);
+            self.away.told(&error);
             met.push(error);
             assert!(met.len() < 1000, "{}: the run does not end: {met:?}", self.run);
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -367,15 +400,25 @@ async fn lost_at(store: &Arc<dyn Store>, k: u64, fault: Fault, mode: Mode) -> bo
 
 /// Runs are under way, one after the other on each of some lines, while `trouble` happens to their store; all of them end
 /// well. The refusals they met.
-pub async fn trouble(store: &Arc<dyn Store>, name: &str, trouble: impl Future<Output = ()>) -> Vec<RunError> {
+pub async fn trouble<Fut>(
+    store: &Arc<dyn Store>,
+    name: &str,
+    trouble: impl FnOnce(Away) -> Fut,
+) -> Vec<RunError>
+where
+    Fut: Future<Output = ()>,
+{
+    let away = Away::default();
+    let trouble = trouble(away.clone());
     let over = AtomicBool::new(false);
     let lines = join_all((0..LINES).map(|line| {
-        let over = &over;
+        let (over, away) = (&over, &away);
         async move {
             let (mut cases, mut met) = (Vec::new(), Vec::new());
             while !over.load(Ordering::SeqCst) {
                 let mut case = Case::new(&format!("{name}-{line}-{}", cases.len()), store);
                 case.mode = [Mode::Claims, Mode::Resumes][line % 2];
+                case.away = away.clone();
                 met.extend(case.finish().await);
                 cases.push(case);
             }
@@ -397,15 +440,24 @@ pub async fn trouble(store: &Arc<dyn Store>, name: &str, trouble: impl Future<Ou
     all
 }
 
+fn over() -> RunFilter {
+    RunFilter {
+        status: Some(Status::Succeeded),
+        limit: 10_000,
+        ..RunFilter::default()
+    }
+}
+
+/// Until one more run of this store has ended.
+pub async fn one_more_ended(store: &dyn Store) {
+    let so_far = store.list(over()).await.unwrap().len();
+    ended(store, so_far + 1).await;
+}
+
 /// Until so many runs of this store have ended.
 pub async fn ended(store: &dyn Store, runs: usize) {
-    iop_tests::eventually("runs end", Duration::from_secs(60), || async {
-        let filter = RunFilter {
-            status: Some(Status::Succeeded),
-            limit: 10_000,
-            ..RunFilter::default()
-        };
-        match store.list(filter).await {
+    iop_tests::eventually("runs end", WITHIN, || async {
+        match store.list(over()).await {
             Ok(ended) if ended.len() >= runs => Ok(()),
             Ok(ended) => Err(format!("{} of {runs}", ended.len())),
             Err(error) => Err(error.to_string()),
