@@ -358,37 +358,69 @@ async fn measure(database: &Database) -> Fallible<()> {
     Ok(())
 }
 
-fn main() -> Fallible<()> {
-    let mut args = std::env::args().skip(1);
-    let which = args.next().unwrap_or_default();
-    let dir = match (args.next().as_deref(), args.next()) {
-        (Some("--dir"), Some(dir)) => PathBuf::from(dir),
-        _ => std::env::temp_dir(),
+const USAGE: &str = "usage: bench sqlite [--dir DIR] | postgres | memory\n\
+    The figures stand beside the aims of durable-api section 7. Build with --release to compare them.";
+
+/// What to measure; a database of SQLite in this directory or the system's.
+fn arguments(args: &[String]) -> Option<(&str, PathBuf)> {
+    match args {
+        [which] if ["sqlite", "postgres", "memory"].contains(&which.as_str()) => {
+            Some((which, std::env::temp_dir()))
+        }
+        [which, flag, dir] if which == "sqlite" && flag == "--dir" => Some((which, PathBuf::from(dir))),
+        _ => None,
+    }
+}
+
+async fn run(which: &str, dir: &Path) -> Fallible<()> {
+    match which {
+        "memory" => measure(&Database::Memory).await,
+        "sqlite" => {
+            let place = tempfile::tempdir_in(dir).map_err(|error| {
+                format!("no directory can be made in {}: {}", dir.display(), error.kind())
+            })?;
+            measure(&Database::Sqlite(place.path().to_owned())).await
+        }
+        _ => {
+            let options = iop_tests::postgres::Options {
+                fsync: true,
+                ..Default::default()
+            };
+            let mut server = iop_tests::postgres::Postgres::with(options).await;
+            let mut terminated = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+            let database = Database::Postgres(server.url());
+            let done = tokio::select! {
+                done = measure(&database) => done,
+                _ = terminated.recv() => Err("terminated".into()),
+                _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+            };
+            server.stop().await;
+            done
+        }
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let Some((which, dir)) = arguments(&args) else {
+        eprintln!("{USAGE}");
+        return std::process::ExitCode::from(2);
     };
+    let which = which.to_owned();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
-        .build()?;
+        .build();
     // A task of the runtime's workers, as the runs of a host are: a thread outside of them is woken by another for each answer.
-    let measured = runtime.spawn(async move {
-        match which.as_str() {
-            "memory" => measure(&Database::Memory).await,
-            "sqlite" => {
-                let dir = tempfile::tempdir_in(dir)?;
-                measure(&Database::Sqlite(dir.path().to_owned())).await
-            }
-            "postgres" => {
-                let options = iop_tests::postgres::Options {
-                    fsync: true,
-                    ..Default::default()
-                };
-                let mut server = iop_tests::postgres::Postgres::with(options).await;
-                let done = measure(&Database::Postgres(server.url())).await;
-                server.stop().await;
-                done
-            }
-            other => Err(format!("usage: bench sqlite|postgres|memory [--dir DIR], not {other:?}").into()),
-        }
+    let measured = runtime.map_err(Into::into).and_then(|runtime| {
+        let task = runtime.spawn(async move { run(&which, &dir).await });
+        runtime.block_on(task)?
     });
-    runtime.block_on(measured)?
+    match measured {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
 }

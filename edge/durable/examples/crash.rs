@@ -169,8 +169,8 @@ impl Process {
     }
 }
 
-/// Runs a child that is to die like this. How it ended: the number of a signal, or 0 for an orderly end.
-fn child(dir: &Path, death: &Death) -> Result<i32, Box<dyn Error>> {
+/// Runs a child that is to die like this. The signal that ended it; `None` for an orderly end.
+fn child(dir: &Path, death: &Death) -> Result<Option<i32>, Box<dyn Error>> {
     let (how, service) = match death {
         Death::Never => ("never", ""),
         Death::Abort(service) => ("abort", service.as_str()),
@@ -188,7 +188,10 @@ fn child(dir: &Path, death: &Death) -> Result<i32, Box<dyn Error>> {
         }
     }
     let status = child.wait()?;
-    Ok(status.signal().or(status.code()).ok_or("no exit status")?)
+    if status.signal().is_none() && !status.success() {
+        return Err(format!("the child failed: {status}").into());
+    }
+    Ok(status.signal())
 }
 
 #[tokio::main]
@@ -212,12 +215,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         log: dir.path().join("world.log"),
         death: Death::Never,
     };
-    let (abort, kill) = (6, 9);
+    let (abort, kill) = (Some(6), Some(9));
     let deaths = [
         (Death::Abort("charge".to_owned()), abort),
         (Death::Hold("charge".to_owned()), kill),
         (Death::Abort("mail".to_owned()), abort),
-        (Death::Never, 0),
+        (Death::Never, None),
     ];
     for (n, (death, signal)) in deaths.iter().enumerate() {
         assert_eq!(
@@ -233,8 +236,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             world.counters("mail").unwrap_or_default(),
         );
         println!(
-            "process {} ended with status {signal}: the run is {} at {:?}; (calls, applied): reserve {reserved:?}, charge {charged:?}, mail {mailed:?}",
+            "process {} ended {}: the run is {} at {:?}; calls received and effects applied: reserve {reserved:?}, charge {charged:?}, mail {mailed:?}",
             n + 1,
+            signal.map_or_else(|| "by itself".to_owned(), |signal| format!("by signal {signal}")),
             stored.status,
             State::of(&stored).stage(),
         );
@@ -313,7 +317,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Some(WaitingKind::Resume),
         "resuming is an act of its own"
     );
-    println!("resolved by an operator: the run is {}", resolved.status);
+    println!(
+        "resolved by an operator: the run is {}, for its resume",
+        resolved.status
+    );
 
     let done = process.runner.resume(&resolved.token, Resume::new()).await?;
     println!(

@@ -326,8 +326,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .and_then(|outcome| outcome.exhausted)
         .ok_or("nothing ran out")?;
     println!(
-        "  exhausted: {} of {} {}",
-        exhausted.used, exhausted.limit, exhausted.budget
+        "  exhausted: of the budget {} {} of {} are used, the lamp costs 140",
+        exhausted.budget, exhausted.used, exhausted.limit
     );
     assert_eq!(exhausted.budget, "spend");
     assert_eq!(world.purchases.lock().len(), 1, "refused before it was bought");

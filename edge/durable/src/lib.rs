@@ -5,7 +5,9 @@
 //! the intent is stored before the call, the outcome after it, and a call whose outcome is known is never made again. Runs
 //! wait for people and events without holding a worker. There is no HTTP here and no model: a host brings those.
 //!
-//! `docs/durable.md` says what is promised and what is not. This page is a guide of ten minutes.
+//! `docs/durable.md` says what is promised and what is not. This page is a guide of ten minutes; the examples `react`, `flow` and
+//! `crash` are whole programs that check themselves: an agent with approvals, a flow with a wait of the graph, a host and a
+//! resume, and processes that die in the middle of effects until an operator resolves one.
 //!
 //! # A graph
 //!

@@ -44,11 +44,11 @@ fn a_flow_retries_waits_and_shows_its_events() {
 fn a_process_that_dies_between_effect_and_commit_repeats_nothing_it_must_not() {
     let said = run("crash");
     for line in [
-        "process 1 ended with status 6: the run is running at \"charge\"",
-        "process 2 ended with status 9: the run is running at \"charge\"",
-        "process 3 ended with status 6: the run is running at \"mail\"",
-        "process 4 ended with status 0: the run is ambiguous at \"mail\"",
-        "(calls, applied): reserve (1, 1), charge (3, 1), mail (1, 1)",
+        "process 1 ended by signal 6: the run is running at \"charge\"",
+        "process 2 ended by signal 9: the run is running at \"charge\"",
+        "process 3 ended by signal 6: the run is running at \"mail\"",
+        "process 4 ended by itself: the run is ambiguous at \"mail\"",
+        "calls received and effects applied: reserve (1, 1), charge (3, 1), mail (1, 1)",
         "resumed: the run is succeeded",
     ] {
         assert!(said.contains(line), "{line:?} is missing in:\n{said}");

@@ -3,24 +3,67 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::envelope;
-use crate::ids::RunId;
+use crate::ids::{Revision, RunId};
 use crate::machine::{activity, wait};
 use crate::record::WaitStatus;
 use crate::runner::RunError;
+use crate::runner::keeper::{Held, Keeper};
 use crate::runner::ledger::{Entry, Ledger};
-use crate::store::{Loaded, Store};
+use crate::store::{Acquired, Loaded, Store, StoreError};
 use crate::time::Timestamp;
 
 fn corrupt(what: &str) -> RunError {
     RunError::Corrupt(what.to_owned())
 }
 
-/// Whether this is the run that was asked for, as it was sealed.
+/// Takes a lease into care, when the run that came with it is the one it is for, as it was sealed.
 ///
 /// # Errors
-/// `run_corrupt`.
-pub(crate) fn verify(run: &RunId, loaded: &Loaded) -> Result<(), RunError> {
+/// `run_corrupt`, the lease is given back; `lease_lost`; the store's.
+pub(crate) async fn take(
+    keeper: &Arc<Keeper>,
+    acquired: &Acquired,
+    asked: Instant,
+) -> Result<Held, RunError> {
+    let held = keeper.hold(acquired, asked);
+    let (lease, loaded) = (&acquired.lease, &acquired.loaded);
+    match verify(&lease.run, loaded) {
+        Ok(()) => Ok(held),
+        Err(error) => {
+            let error = doubted(keeper.store(), &lease.run, loaded.head.revision, error).await;
+            keeper.release(&held).await;
+            Err(error)
+        }
+    }
+}
+
+/// A head and its journal are two looks. What is corrupt between them may have been written by whoever took the run over since:
+/// a worker that was stalled must not set a healthy run aside. Corrupt is what is so while the run stands where it stood; it is
+/// set aside then.
+pub(crate) async fn doubted(
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    revision: Revision,
+    error: RunError,
+) -> RunError {
+    let RunError::Corrupt(why) = &error else {
+        return error;
+    };
+    match store.load(run).await {
+        Ok(found) if found.head.revision != revision => return RunError::LeaseLost,
+        Ok(_) | Err(StoreError::Corrupt { .. }) => {}
+        Err(other) => return other.into(),
+    }
+    if let Err(error) = store.quarantine(run, why).await {
+        tracing::warn!(%error, "a corrupt run was not set aside");
+    }
+    error
+}
+
+fn verify(run: &RunId, loaded: &Loaded) -> Result<(), RunError> {
     if loaded.head.id != *run || loaded.head.state_digest != *loaded.state.digest() {
         return Err(corrupt("the store answered with another run"));
     }

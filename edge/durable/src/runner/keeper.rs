@@ -57,6 +57,10 @@ impl Keeper {
         })
     }
 
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     pub(crate) fn ttl(&self) -> Duration {
         self.ttl
     }

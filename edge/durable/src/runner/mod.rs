@@ -39,7 +39,7 @@ use crate::graph::Graph;
 use crate::ids::{NodeName, Owner, RunId};
 use crate::payload::Payload;
 use crate::record::{Budget, Outcome, Reason, RunHead, Status, Waiting};
-use crate::runner::keeper::Keeper;
+use crate::runner::keeper::{Held, Keeper};
 use crate::runner::ledger::Entry;
 use crate::runner::resume::{Intent, refusal};
 use crate::runner::segment::Segment;
@@ -291,7 +291,8 @@ where
         let asked = Instant::now();
         match self.create(create).await? {
             (_, Some(acquired)) => {
-                Box::pin(self.segment(acquired, asked, Intent::Fresh, published, stop)).await
+                let held = journal::take(&self.inner.keeper, &acquired, asked).await?;
+                Box::pin(self.segment(acquired, held, Intent::Fresh, published, stop)).await
             }
             (accepted, None) => self.result(&accepted.run).await,
         }
@@ -329,13 +330,13 @@ where
             .store
             .acquire(&token.run, self.inner.keeper.request())
             .await?;
+        let held = journal::take(&self.inner.keeper, &acquired, asked).await?;
         if acquired.loaded.head.revision != token.revision {
             let current = acquired.loaded.head.token();
-            let held = self.inner.keeper.hold(&acquired, asked);
             self.inner.keeper.release(&held).await;
             return Err(RunError::StaleToken { current });
         }
-        Box::pin(self.segment(acquired, asked, Intent::Resume(resume), published, stop)).await
+        Box::pin(self.segment(acquired, held, Intent::Resume(resume), published, stop)).await
     }
 
     /// Runs a run that was claimed, to its next park or end. `asked` is when the claim was sent.
@@ -348,18 +349,18 @@ where
         asked: Instant,
         stop: watch::Receiver<bool>,
     ) -> Result<RunResult<S, E>, RunError> {
-        Box::pin(self.segment(acquired, asked, Intent::Claimed, None, stop)).await
+        let held = journal::take(&self.inner.keeper, &acquired, asked).await?;
+        Box::pin(self.segment(acquired, held, Intent::Claimed, None, stop)).await
     }
 
     async fn segment(
         &self,
         acquired: Acquired,
-        asked: Instant,
+        held: Held,
         intent: Intent<S>,
         published: Option<watch::Sender<u64>>,
         stop: watch::Receiver<bool>,
     ) -> Result<RunResult<S, E>, RunError> {
-        let held = self.inner.keeper.hold(&acquired, asked);
         let mut segment = Segment::open(Arc::clone(&self.inner), acquired, held, published, stop).await?;
         let ran = match segment.admit(intent).await {
             Ok(true) => segment.run().await,
@@ -367,10 +368,8 @@ where
             Err(error) => Err(error),
         };
         if let Err(error) = ran {
-            let error = doubted(&self.inner.store, &segment.head, error).await;
-            if let RunError::Corrupt(why) = &error {
-                let _ = self.inner.store.quarantine(&segment.head.id, why).await;
-            }
+            let head = &segment.head;
+            let error = journal::doubted(&self.inner.store, &head.id, head.revision, error).await;
             // Whatever could not be written, the next holder reads what was.
             if segment.held.is_live() {
                 self.inner.keeper.release(&segment.held).await;
@@ -434,20 +433,6 @@ where
             waiting: head.waiting,
             budgets: head.budgets,
         })
-    }
-}
-
-/// A head and its journal are two looks. What is corrupt between them may have been written by whoever took the run over since:
-/// a worker that was stalled must not set a healthy run aside. Corrupt is what is so while the run stands where it stood.
-pub(crate) async fn doubted(store: &Arc<dyn Store>, head: &RunHead, error: RunError) -> RunError {
-    if !matches!(error, RunError::Corrupt(_)) {
-        return error;
-    }
-    match store.load(&head.id).await {
-        Ok(found) if found.head.revision == head.revision => error,
-        Ok(_) => RunError::LeaseLost,
-        Err(crate::store::StoreError::Corrupt { .. }) => error,
-        Err(other) => other.into(),
     }
 }
 

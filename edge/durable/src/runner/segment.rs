@@ -19,7 +19,7 @@ use crate::runner::drive::{Ending, Why};
 use crate::runner::ending;
 use crate::runner::keeper::Held;
 use crate::runner::ledger::{Holding, Ledger};
-use crate::runner::{Inner, RunError, doubted, journal};
+use crate::runner::{Inner, RunError, journal};
 use crate::store::{Acquired, Authority, StoreError};
 use crate::time::Timestamp;
 
@@ -81,7 +81,6 @@ where
         let held = Arc::new(held);
         let Acquired { lease, loaded } = acquired;
         let opened = async {
-            journal::verify(&lease.run, &loaded)?;
             inner.check_definition(&loaded.head)?;
             let entry = inner.entry(&loaded.head, lease.incarnation);
             journal::open(&inner.store, &loaded, entry, held.now()).await
@@ -89,10 +88,7 @@ where
         let ledger = match opened.await {
             Ok(ledger) => ledger,
             Err(error) => {
-                let error = doubted(&inner.store, &loaded.head, error).await;
-                if let RunError::Corrupt(why) = &error {
-                    let _ = inner.store.quarantine(&lease.run, why).await;
-                }
+                let error = journal::doubted(&inner.store, &lease.run, loaded.head.revision, error).await;
                 inner.keeper.release(&held).await;
                 return Err(error);
             }

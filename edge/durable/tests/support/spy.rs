@@ -16,6 +16,7 @@ use iop_durable::time::Timestamp;
 
 pub(crate) use iop_durable::testing::fault::Op;
 
+type Lie = Box<dyn FnOnce(&mut Acquired) + Send>;
 type Act = Box<dyn FnOnce() -> BoxFuture<'static, Result<(), StoreError>> + Send>;
 
 struct Trap {
@@ -31,6 +32,7 @@ pub(crate) struct Spy {
     inner: Arc<dyn Store>,
     traps: Mutex<Vec<Trap>>,
     lost: Mutex<Vec<(Op, u32)>>,
+    lie: Mutex<Option<Lie>>,
     operations: Mutex<Vec<Op>>,
     commits: Mutex<Vec<Commit>>,
 }
@@ -41,6 +43,7 @@ impl Spy {
             inner,
             traps: Mutex::default(),
             lost: Mutex::default(),
+            lie: Mutex::default(),
             operations: Mutex::default(),
             commits: Mutex::default(),
         }
@@ -74,6 +77,11 @@ impl Spy {
     /// The next of these operations is answered so, and not done.
     pub(crate) fn answer(&self, op: Op, skip: u32, error: StoreError) {
         self.before(op, skip, || async move { Err(error) });
+    }
+
+    /// The next acquisition answers with something else than what is stored.
+    pub(crate) fn lie(&self, lie: impl FnOnce(&mut Acquired) + Send + 'static) {
+        *self.lie.lock().unwrap() = Some(Box::new(lie));
     }
 
     fn trap(&self, op: Op, skip: u32, before: bool, act: Act) {
@@ -387,7 +395,10 @@ impl Store for Spy {
         Box::pin(async move {
             self.begins(Op::Acquire).await?;
 
-            let answer = self.inner.acquire(&run, request).await;
+            let mut answer = self.inner.acquire(&run, request).await;
+            if let (Ok(acquired), Some(lie)) = (&mut answer, self.lie.lock().unwrap().take()) {
+                lie(acquired);
+            }
             self.ended(Op::Acquire, answer).await
         })
     }

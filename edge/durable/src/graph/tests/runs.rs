@@ -44,7 +44,7 @@ impl Bench {
         self.clock.advance(Duration::from_secs(2));
         let inner = &self.runner.inner;
         let claim = Claim {
-            lease: inner.lease_request(),
+            lease: inner.keeper.request(),
             definitions: vec![(s("graph"), s("line"))],
             except: Vec::new(),
             limit: 1,

@@ -20,7 +20,7 @@ use crate::runner::draft::{Draft, persist};
 use crate::runner::ending::outcome_of;
 use crate::runner::keeper::{Held, Keeper};
 use crate::runner::ledger::{Entry, Ledger};
-use crate::runner::{Limits, RunError, doubted, journal};
+use crate::runner::{Limits, RunError, journal};
 use crate::store::{Acquired, Authority, Loaded, Store};
 use crate::token::ResumeToken;
 
@@ -69,27 +69,23 @@ impl Operator {
     async fn acquire_now(&self, run: &RunId) -> Result<(Acquired, Held), RunError> {
         let asked = Instant::now();
         let acquired = self.store.acquire(run, self.keeper.request()).await?;
-        let held = self.keeper.hold(&acquired, asked);
+        let held = journal::take(&self.keeper, &acquired, asked).await?;
         Ok((acquired, held))
     }
 
     /// The journal of a held run, verified, as a ledger.
     async fn ledger(&self, acquired: &Acquired) -> Result<Ledger, RunError> {
         let Acquired { lease, loaded } = acquired;
-        let opened = async {
-            journal::verify(&lease.run, loaded)?;
-            let node = match &loaded.head.cursor {
-                Some(node) => node.clone(),
-                None => NodeName::new("-")?,
-            };
-            let entry = Entry {
-                max_payload: self.limits.max_payload,
-                ..Entry::of(&loaded.head, node, lease.incarnation)
-            };
-            journal::open(&self.store, loaded, entry, loaded.now).await
+        let node = match &loaded.head.cursor {
+            Some(node) => node.clone(),
+            None => NodeName::new("-")?,
         };
-        match opened.await {
-            Err(error) => Err(doubted(&self.store, &loaded.head, error).await),
+        let entry = Entry {
+            max_payload: self.limits.max_payload,
+            ..Entry::of(&loaded.head, node, lease.incarnation)
+        };
+        match journal::open(&self.store, loaded, entry, loaded.now).await {
+            Err(error) => Err(journal::doubted(&self.store, &lease.run, loaded.head.revision, error).await),
             opened => opened,
         }
     }
