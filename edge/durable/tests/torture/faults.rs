@@ -38,10 +38,14 @@ impl Away {
         }
     }
 
+    pub fn count(&self) -> usize {
+        *self.0.borrow()
+    }
+
     /// Until they were told so many times more.
     pub async fn grows_by(&self, more: usize) {
         let mut heard = self.0.subscribe();
-        let enough = *heard.borrow() + more;
+        let enough = self.count() + more;
         let told = heard.wait_for(|n| *n >= enough);
         iop_tests::within("runs are refused", WITHIN, told).await.unwrap();
     }
