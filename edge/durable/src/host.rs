@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::ids::{Owner, RunId};
+use crate::record::DefinitionRef;
 use crate::runner::{Drive, RunError};
 use crate::store::{Acquired, Claim, Hint, LeaseRequest, Store};
 use crate::tasks;
@@ -38,19 +40,40 @@ impl HostOptions {
     }
 }
 
-/// The definitions a host runs: several versions of one stand beside each other.
+/// The definitions a host runs: several versions of one stand beside each other. A host that has more of them than it wants to
+/// hold gives a `Library` instead.
 #[derive(Clone, Default)]
 pub struct Registry {
     drivers: Arc<RwLock<Vec<Arc<dyn Drive>>>>,
+    library: Option<Arc<dyn Library>>,
+}
+
+/// Definitions that are looked up when a run of theirs is claimed.
+pub trait Library: Send + Sync + 'static {
+    /// `(kind, name)` of what can be looked up now; asked before each claim.
+    fn definitions(&self) -> Vec<(String, String)>;
+    /// How long a claim's lease lasts; at least as long as the drivers' own.
+    fn lease_ttl(&self) -> Duration;
+    /// What runs the runs of exactly this definition; `None`: nothing fits, and the run is left alone for a while.
+    fn find(&self, definition: &DefinitionRef) -> BoxFuture<'_, Option<Arc<dyn Drive>>>;
 }
 
 impl Registry {
+    /// A registry whose definitions come from here.
+    pub fn of(library: Arc<dyn Library>) -> Self {
+        Self {
+            drivers: Arc::default(),
+            library: Some(library),
+        }
+    }
+
     pub fn add(&self, driver: impl Drive) {
         self.drivers.write().push(Arc::new(driver));
     }
 
     fn definitions(&self) -> Vec<(String, String)> {
         let mut all: Vec<_> = self.drivers.read().iter().map(|d| d.definition()).collect();
+        all.extend(self.library.iter().flat_map(|library| library.definitions()));
         all.sort();
         all.dedup();
         all
@@ -58,20 +81,20 @@ impl Registry {
 
     /// Long enough for every driver: each renews in its own time and for its own time.
     fn lease_ttl(&self) -> Duration {
-        self.drivers
-            .read()
-            .iter()
-            .map(|d| d.lease_ttl())
+        let drivers = self.drivers.read();
+        let own = drivers.iter().map(|d| d.lease_ttl());
+        own.chain(self.library.iter().map(|library| library.lease_ttl()))
             .max()
             .unwrap_or(Duration::from_secs(30))
     }
 
-    fn find(&self, acquired: &Acquired) -> Option<Arc<dyn Drive>> {
-        self.drivers
-            .read()
-            .iter()
-            .find(|d| d.fits(&acquired.loaded.head))
-            .cloned()
+    async fn find(&self, acquired: &Acquired) -> Option<Arc<dyn Drive>> {
+        let head = &acquired.loaded.head;
+        let own = self.drivers.read().iter().find(|d| d.fits(head)).cloned();
+        match (own, &self.library) {
+            (None, Some(library)) => library.find(&head.definition).await.filter(|d| d.fits(head)),
+            (own, _) => own,
+        }
     }
 }
 
@@ -200,27 +223,32 @@ impl Shared {
             tracing::error!(run = %run, why, "a run is corrupt and was set aside");
         }
         let full = claimed.runs.len() as u64 >= u64::from(places);
-        let fits = claimed
-            .runs
-            .iter()
-            .any(|acquired| self.registry.find(acquired).is_some());
+        let mut fits = false;
         for acquired in claimed.runs {
+            let driver = self.registry.find(&acquired).await;
+            fits |= driver.is_some();
             let Ok(place) = Arc::clone(&self.free).acquire_owned().await else {
                 return false;
             };
             let (this, stopped) = (Arc::clone(self), stopped.clone());
             tasks::spawn("run worker", async move {
                 let _place = place;
-                this.work(acquired, asked, stopped).await;
+                this.work(acquired, driver, asked, stopped).await;
             });
         }
         // Runs that nobody here can work on are no reason to hurry.
         full && fits
     }
 
-    async fn work(&self, acquired: Acquired, asked: Instant, stopped: watch::Receiver<bool>) {
+    async fn work(
+        &self,
+        acquired: Acquired,
+        driver: Option<Arc<dyn Drive>>,
+        asked: Instant,
+        stopped: watch::Receiver<bool>,
+    ) {
         let run = acquired.lease.run.clone();
-        let Some(driver) = self.registry.find(&acquired) else {
+        let Some(driver) = driver else {
             let _ = self.store.release(acquired.lease).await;
             self.rest(run, "no version of its definition fits");
             return;

@@ -34,6 +34,7 @@ pub struct GraphBuilder<S, E = super::NoEffect> {
     pub(super) hook: Option<Arc<dyn SnapshotHook>>,
     pub(super) invariant: Option<Invariant<S>>,
     pub(super) output: Option<Output<S>>,
+    pub(super) usage: Option<Output<S>>,
     pub(super) budgets: Vec<(String, u64)>,
     pub(super) max_steps: u64,
     pub(super) recovery_attempts: u32,
@@ -85,6 +86,7 @@ where
             hook: None,
             invariant: None,
             output: None,
+            usage: None,
             budgets: Vec::new(),
             max_steps: 10_000,
             recovery_attempts: 10,
@@ -219,6 +221,17 @@ where
         output: impl Fn(&S) -> Result<Box<RawValue>, String> + Send + Sync + 'static,
     ) -> Self {
         self.output = Some(Box::new(output));
+        self
+    }
+
+    /// What `outcome.usage` shows of the last committed state, however a segment ends the run (D245). A usage that cannot be
+    /// shown is left out.
+    #[must_use]
+    pub fn usage(
+        mut self,
+        usage: impl Fn(&S) -> Result<Box<RawValue>, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.usage = Some(Box::new(usage));
         self
     }
 

@@ -354,6 +354,7 @@ where
                 hook: self.hook,
                 invariant: self.invariant,
                 output: self.output,
+                usage: self.usage,
                 budgets,
                 max_steps: self.max_steps,
                 recovery_attempts: self.recovery_attempts,

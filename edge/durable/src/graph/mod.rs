@@ -162,6 +162,7 @@ pub struct Graph<S, E = NoEffect> {
     pub(crate) hook: Option<Arc<dyn SnapshotHook>>,
     pub(crate) invariant: Option<Invariant<S>>,
     pub(crate) output: Option<Output<S>>,
+    pub(crate) usage: Option<Output<S>>,
     pub(crate) budgets: BTreeMap<String, Budget>,
     pub(crate) max_steps: u64,
     pub(crate) recovery_attempts: u32,

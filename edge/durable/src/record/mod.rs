@@ -11,7 +11,7 @@ pub use activity::{
     ActivityRecord, ActivityState, Attempt, AttemptClass, Backoff, Effect, NotBefore, Origin, RetryPolicy,
 };
 pub use event::{EventName, EventRecord};
-pub use outcome::{Exhausted, Outcome, OutcomeCancel, OutcomeError, Reason};
+pub use outcome::{DENIED, Exhausted, Outcome, OutcomeCancel, OutcomeError, Reason};
 pub use run::{
     Budget, CancelRequest, CheckpointRecord, DecisionRecord, DefinitionRef, Inbox, Lineage, RunHead, Scope,
     Status, StepRecord, StepStatus, Waiting, WaitingKind, WaitingOn,

@@ -20,6 +20,9 @@ words! {
     }
 }
 
+/// The code of a failure that is a person's denial: the run's reason is `denied` (D81).
+pub const DENIED: &str = "approval_denied";
+
 /// Which limit ran out (D17).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exhausted {

@@ -110,6 +110,15 @@ impl Ctx {
         self.ledger.use_budget(name, amount)
     }
 
+    /// Draws what was used already, such as the tokens of an answer: over the limit too. What is drawn counts once the step is
+    /// committed. The budget as it is then; the caller decides what follows when it is above its limit.
+    ///
+    /// # Errors
+    /// `BudgetRefused` for a budget that is not declared.
+    pub fn charge(&self, name: &str, amount: u64) -> Result<Budget, BudgetRefused> {
+        self.ledger.charge(name, amount)
+    }
+
     pub fn budget(&self, name: &str) -> Option<Budget> {
         self.ledger.budget(name)
     }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::failure::{Failure, FailureKind};
+use crate::graph::caught;
 use crate::record::{
     CancelRequest, EventName, Outcome, OutcomeCancel, Reason, RunHead, Status, StepRecord, StepStatus,
     Waiting, WaitingOn,
@@ -31,7 +32,12 @@ where
     E: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     /// The terminal commit (D235). A request to cancel that was accepted before it wins over every other end.
-    pub(crate) async fn end(&mut self, mut draft: Draft, outcome: Outcome) -> Result<Turn, Halt> {
+    pub(crate) async fn end(&mut self, mut draft: Draft, mut outcome: Outcome) -> Result<Turn, Halt> {
+        if let Some(usage) = &self.inner.graph.usage
+            && let Ok(state) = self.inner.graph.decode(&draft.state)
+        {
+            outcome.usage = caught(|| usage(&state)).and_then(Result::ok);
+        }
         draft.watch_inbox |= outcome.status != Status::Cancelled;
         end(&self.inner.store, &self.held, &mut draft, outcome).await?;
         self.leave(draft).await

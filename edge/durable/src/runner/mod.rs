@@ -306,18 +306,27 @@ where
     /// segment from being recorded.
     pub async fn resume(&self, token: &ResumeToken, resume: Resume<S>) -> Result<RunResult<S, E>, RunError> {
         let (_keep, stop) = watch::channel(false);
-        self.resume_with(token, resume, None, stop).await
+        self.resume_with(token, Intent::Resume(resume), None, stop).await
+    }
+
+    /// Resumes a run as `resume` does, and leaves it to the workers of a host: it is queued when this returns.
+    ///
+    /// # Errors
+    /// As `resume`.
+    pub async fn enqueue(&self, token: &ResumeToken, resume: Resume<S>) -> Result<RunResult<S, E>, RunError> {
+        let (_keep, stop) = watch::channel(false);
+        self.resume_with(token, Intent::Enqueue(resume), None, stop).await
     }
 
     async fn resume_with(
         &self,
         token: &ResumeToken,
-        resume: Resume<S>,
+        intent: Intent<S>,
         published: Option<watch::Sender<u64>>,
         stop: watch::Receiver<bool>,
     ) -> Result<RunResult<S, E>, RunError> {
         let loaded = self.inner.store.load(&token.run).await?;
-        let moves = resume.target.is_some();
+        let moves = intent.moves();
         if let Some(refused) = refusal(self.decide(token, &loaded), &loaded, moves) {
             return Err(refused);
         }
@@ -336,7 +345,7 @@ where
             self.inner.keeper.release(&held).await;
             return Err(RunError::StaleToken { current });
         }
-        Box::pin(self.segment(acquired, held, Intent::Resume(resume), published, stop)).await
+        Box::pin(self.segment(acquired, held, intent, published, stop)).await
     }
 
     /// Runs a run that was claimed, to its next park or end. `asked` is when the claim was sent.

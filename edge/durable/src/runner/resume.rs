@@ -108,6 +108,18 @@ pub(crate) enum Intent<S> {
     Fresh,
     Claimed,
     Resume(Resume<S>),
+    /// The same, left to the workers.
+    Enqueue(Resume<S>),
+}
+
+impl<S> Intent<S> {
+    /// Whether it says where the run goes on.
+    pub(crate) fn moves(&self) -> bool {
+        match self {
+            Self::Resume(resume) | Self::Enqueue(resume) => resume.target.is_some(),
+            Self::Fresh | Self::Claimed => false,
+        }
+    }
 }
 
 impl<S, E> Runner<S, E>
@@ -181,10 +193,11 @@ where
 {
     /// Commits the entry. False: there is nothing to run; the lease is released. After an error it is not.
     pub(crate) async fn admit(&mut self, intent: Intent<S>) -> Result<bool, RunError> {
-        let resume = match intent {
+        let (resume, enqueue) = match intent {
             Intent::Fresh => return Ok(true),
-            Intent::Claimed => None,
-            Intent::Resume(resume) => Some(resume),
+            Intent::Claimed => (None, false),
+            Intent::Resume(resume) => (Some(resume), false),
+            Intent::Enqueue(resume) => (Some(resume), true),
         };
         let now = self.held.now();
         let over = self.head.deadline.is_some_and(|deadline| deadline <= now);
@@ -270,6 +283,16 @@ where
             };
             return self.give_up(exhausted).await;
         }
+        if enqueue {
+            draft.head.status = Status::Queued;
+            draft.watch_inbox = true;
+            draft.release = true;
+            draft.take(self.ledger.take_dirty(), self.ledger.open());
+            if draft.head.activation != self.head.activation {
+                draft.head.armed_waits = 0;
+            }
+            return self.write(draft).await.map(|()| false).map_err(RunError::from);
+        }
         let first = draft.head.event_seq <= 1;
         let name = if first {
             EventName::Started
@@ -314,14 +337,16 @@ where
             // A resolved effect belongs to the step; behind a suspension there is nothing.
             Status::Waiting => Ok(self.ledger.is_empty()
                 && self.head.waiting.as_ref().and_then(Waiting::kind) == Some(WaitingKind::Resume)),
-            // By a delivery, or stopped in the middle of it.
-            Status::Queued if self.ledger.is_empty() && self.head.event_seq > 1 => {
+            // By a delivery or a resume, or stopped in the middle of it.
+            Status::Queued if (self.ledger.is_empty() || self.head.life > 1) && self.head.event_seq > 1 => {
                 let last = self
                     .inner
                     .store
                     .events(&self.head.id, self.head.event_seq - 1, 1)
                     .await?;
-                Ok(last.iter().any(|event| event.name == EventName::Waiting.as_str()))
+                Ok(last
+                    .iter()
+                    .any(|event| event.terminal || event.name == EventName::Waiting.as_str()))
             }
             Status::Queued
             | Status::Running

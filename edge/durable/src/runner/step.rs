@@ -13,7 +13,7 @@ use crate::machine::retry::{self, Next};
 use crate::machine::wait;
 use crate::payload::Payload;
 use crate::record::{
-    Continuation, EventName, Exhausted, Outcome, OutcomeError, Reason, RunHead, Status, StepRecord,
+    Continuation, DENIED, EventName, Exhausted, Outcome, OutcomeError, Reason, RunHead, Status, StepRecord,
     StepStatus, WaitRecord, WaitingKind, WaitingOn,
 };
 use crate::runner::ctx::within_limit;
@@ -441,6 +441,7 @@ where
     ) -> Result<Turn, Halt> {
         let (status, reason) = match &exhausted {
             Some(_) => (Status::Exhausted, Reason::Budget),
+            None if failure.code == DENIED => (Status::Failed, Reason::Denied),
             None => (Status::Failed, Reason::Error),
         };
         let mut outcome = Outcome::new(status, reason);

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::ids::RunId;
 use crate::record::EventRecord;
+use crate::runner::resume::Intent;
 use crate::runner::{Resume, RunError, RunResult, Runner, Start};
 use crate::store::{Store, StoreError};
 use crate::tasks;
@@ -67,7 +68,8 @@ where
         let (this, token) = (self.clone(), token.clone());
         let run = token.run.clone();
         Ok(self.stream(run, seen, move |published, stop| async move {
-            this.resume_with(&token, resume, Some(published), stop).await
+            this.resume_with(&token, Intent::Resume(resume), Some(published), stop)
+                .await
         }))
     }
 

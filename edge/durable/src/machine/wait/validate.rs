@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 pub enum InvalidWait {
     #[error(transparent)]
     Label(#[from] InvalidId),
-    #[error("{kind}: not a kind of wait; approval, input, event and timer are")]
+    #[error("{kind}: not a kind of wait; approval, input, event, timer and children are")]
     Kind { kind: WaitingKind },
     #[error("a timer needs a deadline")]
     TimerWithoutDeadline,
@@ -32,9 +32,12 @@ pub fn check(spec: &WaitSpec) -> Result<(), InvalidWait> {
 fn sound(kind: WaitingKind, labels: &WaitLabels, deadline: Option<Timestamp>) -> Result<(), InvalidWait> {
     match kind {
         WaitingKind::Timer if deadline.is_none() => return Err(InvalidWait::TimerWithoutDeadline),
-        WaitingKind::Approval | WaitingKind::Input | WaitingKind::Event | WaitingKind::Timer => {}
+        WaitingKind::Approval
+        | WaitingKind::Input
+        | WaitingKind::Event
+        | WaitingKind::Timer
+        | WaitingKind::Children => {}
         WaitingKind::Retry
-        | WaitingKind::Children
         | WaitingKind::Reconciliation
         | WaitingKind::Resume
         | WaitingKind::Handoff => return Err(InvalidWait::Kind { kind }),

@@ -29,6 +29,16 @@ impl Ledger {
         }
     }
 
+    /// Adds what was used already, over the limit too: it cannot be refused any more.
+    pub(crate) fn charge(&self, name: &str, amount: u64) -> Result<Budget, BudgetRefused> {
+        let mut inner = self.inner.lock();
+        let Some(budget) = inner.budgets.get_mut(name) else {
+            return Err(BudgetRefused::Undeclared(name.to_owned()));
+        };
+        budget.used = budget.used.saturating_add(amount);
+        Ok(*budget)
+    }
+
     pub(crate) fn budget(&self, name: &str) -> Option<Budget> {
         self.inner.lock().budgets.get(name).copied()
     }
