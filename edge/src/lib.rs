@@ -2,6 +2,7 @@
 //!
 //! `http` takes requests in, `gate` owns each of them, `pool` says which provider gets it, `link` carries it there.
 
+pub mod agents;
 pub mod app;
 pub mod config;
 pub mod drain;
@@ -11,7 +12,10 @@ pub mod http;
 pub mod link;
 pub mod metrics;
 pub mod pool;
+pub mod runs;
 pub mod tasks;
+
+mod schema;
 
 #[cfg(test)]
 mod simulation;
