@@ -1,6 +1,8 @@
 //! Every series of the edge, and nothing else that is counted (G83). Labels are closed enums; provider ids come
 //! from authenticated registrations only.
 
+mod runs;
+
 use std::time::Duration;
 
 use iop_shared::execution::{
@@ -10,9 +12,12 @@ use iop_shared::execution::{
 use iop_shared::label_enum;
 use iop_shared::metric::{Counters, Gauges, Histograms};
 use iop_shared::openai::usage::Usage;
+use prometheus::core::Collector;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
+
+pub use runs::{CommitError, DecisionLabel, EndStatus, LiveStatus, StepKind, ToolKind, ToolResult};
 
 label_enum! {
     /// `endpoint` of request series (gateway.md §13).
@@ -85,6 +90,47 @@ const INTER_TOKEN_BUCKETS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0,
     2.5,
 ];
+/// A run from its acceptance to its end, seconds: from one turn of a fast model to a decision after a month.
+const RUN_BUCKETS: &[f64] = &[
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+    5.0,
+    15.0,
+    60.0,
+    300.0,
+    900.0,
+    3600.0,
+    14400.0,
+    43200.0,
+    86400.0,
+    259_200.0,
+    604_800.0,
+    2_592_000.0,
+];
+/// A decision of a person, seconds: from an answering program to a month.
+const DECISION_BUCKETS: &[f64] = &[
+    0.1,
+    1.0,
+    5.0,
+    15.0,
+    60.0,
+    300.0,
+    900.0,
+    3600.0,
+    14400.0,
+    43200.0,
+    86400.0,
+    259_200.0,
+    604_800.0,
+    2_592_000.0,
+];
+/// One commit, seconds: from memory to a disk that is overloaded.
+const COMMIT_BUCKETS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
 
 /// The edge's registry and its typed families.
 pub struct Metrics {
@@ -111,6 +157,26 @@ pub struct Metrics {
     pub recovery_eligibility: Counters<(ExecutionPath, ProviderHealth, CommitState, Eligibility)>,
     /// 004: at most one row per eligible cycle.
     pub recovery_results: Counters<(ExecutionPath, ProviderHealth, RecoveryResult)>,
+    /// Runs of both engines that are not over.
+    pub runs: Gauges<(LiveStatus,)>,
+    pub runs_ended: Counters<(EndStatus,)>,
+    /// From the acceptance to the end, whatever was waited for between them.
+    pub run_duration: Histograms<(EndStatus,)>,
+    pub run_step_duration: Histograms<(StepKind,)>,
+    pub approvals_pending: IntGauge,
+    /// 0 when none is pending.
+    pub approval_oldest_seconds: Gauge,
+    /// From when an approval was asked for to when it was settled.
+    pub approval_latency: Histograms<(DecisionLabel,)>,
+    pub checkpoint_commit: Histogram,
+    pub checkpoint_errors: Counters<(CommitError,)>,
+    pub lease_losses: IntCounter,
+    /// Calls of which it is not known whether they were carried out.
+    pub ambiguous_effects: IntCounter,
+    /// The age of the oldest run that is due and that nobody has claimed; 0 when there is none.
+    pub sweeper_lag_seconds: Gauge,
+    pub run_workers_busy: IntGauge,
+    pub tool_calls: Counters<(ToolKind, ToolResult)>,
     provider_in_flight: IntGaugeVec,
 }
 
@@ -124,24 +190,16 @@ impl Metrics {
         let histogram = |name: &str, help: &str, buckets: &[f64]| {
             HistogramOpts::new(name, help).buckets(buckets.to_vec())
         };
-        let gauge = |name: &str, help: &str| -> prometheus::Result<IntGauge> {
-            let g = IntGauge::new(name, help)?;
-            r.register(Box::new(g.clone()))?;
-            Ok(g)
-        };
-        let queue_wait = Histogram::with_opts(histogram(
-            "iop_edge_queue_wait_seconds",
-            "Time a request waited for a provider with room.",
-            FIRST_TOKEN_BUCKETS,
-        ))?;
-        r.register(Box::new(queue_wait.clone()))?;
-        let provider_in_flight = IntGaugeVec::new(
-            Opts::new("iop_edge_provider_in_flight", "Leases held now, by provider."),
-            &["provider"],
+        let gauge = |name: &str, help: &str| registered(r, IntGauge::new(name, help));
+        let seconds = |name: &str, help: &str| registered(r, Gauge::new(name, help));
+        let count = |name: &str, help: &str| registered(r, IntCounter::new(name, help));
+        let provider_in_flight = registered(
+            r,
+            IntGaugeVec::new(
+                Opts::new("iop_edge_provider_in_flight", "Leases held now, by provider."),
+                &["provider"],
+            ),
         )?;
-        r.register(Box::new(provider_in_flight.clone()))?;
-        let panics = IntCounter::new("iop_edge_panics_total", "Requests that ended in a panic.")?;
-        r.register(Box::new(panics.clone()))?;
         let build = IntGaugeVec::new(Opts::new("iop_edge_build_info", "1, by version."), &["version"])?;
         build
             .get_metric_with_label_values(&[env!("CARGO_PKG_VERSION")])?
@@ -192,7 +250,14 @@ impl Metrics {
                 &["endpoint"],
             )?,
             queue_depth: gauge("iop_edge_queue_depth", "Requests waiting for a provider.")?,
-            queue_wait,
+            queue_wait: registered(
+                r,
+                Histogram::with_opts(histogram(
+                    "iop_edge_queue_wait_seconds",
+                    "Time a request waited for a provider with room.",
+                    FIRST_TOKEN_BUCKETS,
+                )),
+            )?,
             attempts: Counters::register(
                 r,
                 counter("iop_edge_attempts_total", "Dispatches to providers, by result."),
@@ -228,7 +293,7 @@ impl Metrics {
                 "iop_edge_body_memory_bytes",
                 "Bytes of request bodies held for replay.",
             )?,
-            panics,
+            panics: count("iop_edge_panics_total", "Requests that ended in a panic.")?,
             health_evidence: Counters::register(
                 r,
                 counter(
@@ -260,6 +325,85 @@ impl Metrics {
                     "Eligible stalls, by what came of the replay.",
                 ),
                 &["execution_path", "provider_health", "recovery_result"],
+            )?,
+            runs: Gauges::register(
+                r,
+                counter("iop_edge_runs", "Runs that are not over, by where they stand."),
+                &["status"],
+            )?,
+            runs_ended: Counters::register(
+                r,
+                counter("iop_edge_runs_ended_total", "Runs that ended, by how."),
+                &["status"],
+            )?,
+            run_duration: Histograms::register(
+                r,
+                histogram(
+                    "iop_edge_run_duration_seconds",
+                    "From a run's acceptance to its end.",
+                    RUN_BUCKETS,
+                ),
+                &["status"],
+            )?,
+            run_step_duration: Histograms::register(
+                r,
+                histogram(
+                    "iop_edge_run_step_duration_seconds",
+                    "Model turns and tool calls of runs.",
+                    DURATION_BUCKETS,
+                ),
+                &["kind"],
+            )?,
+            approvals_pending: gauge(
+                "iop_edge_approvals_pending",
+                "Calls that wait for a person's decision.",
+            )?,
+            approval_oldest_seconds: seconds(
+                "iop_edge_approval_oldest_seconds",
+                "How long the oldest pending approval has waited.",
+            )?,
+            approval_latency: Histograms::register(
+                r,
+                histogram(
+                    "iop_edge_approval_latency_seconds",
+                    "From when an approval was asked for to when it was settled.",
+                    DECISION_BUCKETS,
+                ),
+                &["decision"],
+            )?,
+            checkpoint_commit: registered(
+                r,
+                Histogram::with_opts(histogram(
+                    "iop_edge_checkpoint_commit_seconds",
+                    "Commits of runs' checkpoints.",
+                    COMMIT_BUCKETS,
+                )),
+            )?,
+            checkpoint_errors: Counters::register(
+                r,
+                counter("iop_edge_checkpoint_errors_total", "Commits that failed, by why."),
+                &["error"],
+            )?,
+            lease_losses: count(
+                "iop_edge_lease_losses_total",
+                "Runs whose worker lost its lease while it held them.",
+            )?,
+            ambiguous_effects: count(
+                "iop_edge_ambiguous_effects_total",
+                "Calls of which it is not known whether they were carried out.",
+            )?,
+            sweeper_lag_seconds: seconds(
+                "iop_edge_sweeper_lag_seconds",
+                "Age of the oldest run that is due and not claimed.",
+            )?,
+            run_workers_busy: gauge("iop_edge_run_workers_busy", "Workers that hold a run.")?,
+            tool_calls: Counters::register(
+                r,
+                counter(
+                    "iop_edge_tool_calls_total",
+                    "Tool calls of runs, by what came of them.",
+                ),
+                &["tool_kind", "result"],
             )?,
             provider_in_flight,
             registry,
@@ -310,6 +454,16 @@ impl Metrics {
     }
 }
 
+/// The collector, once the registry has it.
+fn registered<C: Collector + Clone + 'static>(
+    registry: &Registry,
+    made: prometheus::Result<C>,
+) -> prometheus::Result<C> {
+    let collector = made?;
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,6 +480,18 @@ mod tests {
         }
         for a in AttemptResult::ALL {
             assert!(text.contains(&format!("iop_edge_attempts_total{{result=\"{a}\"}} 0")));
+        }
+        for k in ToolKind::ALL {
+            for o in ToolResult::ALL {
+                assert!(text.contains(&format!(
+                    "iop_edge_tool_calls_total{{result=\"{o}\",tool_kind=\"{k}\"}} 0"
+                )));
+            }
+        }
+        for s in EndStatus::ALL {
+            assert!(text.contains(&format!(
+                "iop_edge_run_duration_seconds_count{{status=\"{s}\"}} 0"
+            )));
         }
     }
 }
