@@ -5,6 +5,7 @@
 //!
 //! No sleeps as synchronisation: stubs have barriers, convergence goes through [`eventually`].
 
+pub mod barrier;
 pub mod client;
 pub mod config;
 pub mod fake_node;
@@ -12,6 +13,7 @@ pub mod faults;
 pub mod fixtures;
 pub mod http2;
 pub mod liveness;
+pub mod llm;
 pub mod metrics;
 pub mod openai_like;
 pub mod postgres;
@@ -20,6 +22,7 @@ pub mod provider;
 pub mod relay;
 pub mod sdk;
 pub mod stack;
+pub mod tool_stub;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
