@@ -95,6 +95,8 @@ pub struct HeadRow {
     pub parent_id: Option<String>,
     pub root_id: String,
     pub waiting_kind: Option<String>,
+    /// A copy of the body's, for lists.
+    pub owner: Option<String>,
     /// When the waiting itself ends, from the sealed body.
     pub deadline: Option<i64>,
     pub state: PayloadColumns,
@@ -119,6 +121,9 @@ struct HeadBody {
     attempt: u32,
     recoveries: u32,
     metadata: BTreeMap<String, String>,
+    /// Left out when there is none: heads of before have the same bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
     waiting: Option<Waiting>,
     event_seq: u64,
     open_activities: u32,
@@ -205,6 +210,7 @@ impl HeadRow {
             attempt: head.attempt,
             recoveries: head.recoveries,
             metadata: head.metadata.clone(),
+            owner: head.owner.clone(),
             waiting: head.waiting.clone(),
             event_seq: head.event_seq,
             open_activities: head.open_activities,
@@ -232,6 +238,7 @@ impl HeadRow {
                 .as_ref()
                 .and_then(Waiting::kind)
                 .map(|k| k.as_str().to_owned()),
+            owner: head.owner.clone(),
             deadline: head.deadline.map(Timestamp::as_millis),
             state: PayloadColumns::of(state),
             budgets: json("budgets", &head.budgets)?,
@@ -296,6 +303,7 @@ impl HeadRow {
             state_digest: self.state.digest,
             budgets: from_json::<BTreeMap<String, Budget>>("budgets", &self.budgets)?,
             metadata: body.metadata,
+            owner: body.owner,
             waiting: body.waiting,
             outcome: self.outcome.clone(),
             deadline: column("deadline", self.deadline.map(Timestamp::from_millis).transpose())?,
@@ -315,6 +323,9 @@ impl HeadRow {
             .map(WaitingKind::as_str);
         if waiting_kind != self.waiting_kind.as_deref() {
             return Err(StoreError::corrupt("head: waiting_kind"));
+        }
+        if head.owner != self.owner {
+            return Err(StoreError::corrupt("head: owner"));
         }
         Ok((head, seal))
     }
@@ -542,6 +553,8 @@ pub struct WaitRow {
     pub wait_id: String,
     pub correlation_id: String,
     pub activation: i64,
+    /// A copy of the body's, for lists; not sealed, derived anew by `rebuild_index`. `None` in rows of before.
+    pub kind: Option<String>,
     pub status: String,
     pub deadline: Option<i64>,
     pub armed_at: i64,
@@ -614,6 +627,7 @@ impl WaitRow {
             wait_id: record.id.as_str().to_owned(),
             correlation_id: record.correlation.as_str().to_owned(),
             activation: signed(record.activation),
+            kind: Some(record.kind.as_str().to_owned()),
             status: record.status.as_str().to_owned(),
             deadline: record.deadline.map(Timestamp::as_millis),
             armed_at: record.armed_at.as_millis(),

@@ -89,7 +89,7 @@ async fn a_read_is_never_unconfirmed() {
         .filter(|op| op.writes())
         .map(|op| op.as_str())
         .collect();
-    let expected = "create acquire claim renew release commit post prune delete quarantine rebuild";
+    let expected = "create acquire claim renew release commit post define withdraw forget_keys prune delete quarantine rebuild";
     assert_eq!(writes.join(" "), expected);
 }
 

@@ -130,6 +130,8 @@ pub struct RunHead {
     pub state_digest: Digest,
     pub budgets: BTreeMap<String, Budget>,
     pub metadata: BTreeMap<String, String>,
+    /// Who made the run; never changes. Lists are filtered by it.
+    pub owner: Option<String>,
     pub waiting: Option<Waiting>,
     /// The encoded `Outcome` of a terminal run: these bytes everywhere (D28, D233).
     pub outcome: Option<Bytes>,

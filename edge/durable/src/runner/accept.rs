@@ -23,6 +23,8 @@ pub struct Start<S> {
     pub run: Option<RunId>,
     pub state: S,
     pub metadata: BTreeMap<String, String>,
+    /// Who makes the run: 1 to 256 bytes, without U+0000.
+    pub owner: Option<String>,
     pub deadline: Option<Deadline>,
     /// Limits other than the graph's, for budgets it declares.
     pub budgets: BTreeMap<String, u64>,
@@ -37,6 +39,7 @@ impl<S> Start<S> {
             run: None,
             state,
             metadata: BTreeMap::new(),
+            owner: None,
             deadline: None,
             budgets: BTreeMap::new(),
             parent: None,
@@ -91,6 +94,9 @@ where
             check_text("idempotency.scope", &key.scope)?;
             check_text("idempotency.key", &key.key)?;
         }
+        if let Some(owner) = &start.owner {
+            check_text("owner", owner)?;
+        }
         let id = start.run.unwrap_or_else(RunId::random);
         let running = lease.is_some();
         let mut events = vec![event(1, EventName::Created, now, b"{}")];
@@ -124,6 +130,7 @@ where
             state_digest: *state.digest(),
             budgets,
             metadata: start.metadata,
+            owner: start.owner,
             waiting: None,
             outcome: None,
             deadline: start.deadline.map(|deadline| match deadline {
@@ -152,8 +159,8 @@ where
     /// Accepts a run: durable when this returns, run by whoever claims it (D25).
     ///
     /// # Errors
-    /// `idempotency_conflict` when the id or the key is taken by another run; `invalid_encoding` for a key that is no text;
-    /// `run_deleted`; `payload_too_large`; `budget_invalid`; the store's.
+    /// `idempotency_conflict` when the id or the key is taken by another run; `invalid_encoding` for a key or an owner that is no
+    /// text; `run_deleted`; `payload_too_large`; `budget_invalid`; the store's.
     pub async fn accept(&self, start: Start<S>) -> Result<Accepted, RunError> {
         let now = self.inner.store.now().await?;
         let create = self.creation(start, now, None)?;
@@ -220,7 +227,7 @@ where
     }
 
     /// The run that has this id already: this very creation when its answer was lost; the same run asked for again when
-    /// definition and first state are the same (D59); else another one.
+    /// owner, definition and first state are the same (D59); else another one.
     async fn existing(&self, head: &RunHead, unsure: bool) -> Result<(Accepted, Option<Acquired>), RunError> {
         let loaded = self.inner.store.load(&head.id).await?;
         let run = head.id.clone();
@@ -230,7 +237,8 @@ where
         }
         let second = Revision::FIRST.next().ok();
         let first = self.inner.store.history(&head.id, second, 1).await?;
-        let same = loaded.head.definition == head.definition
+        let same = loaded.head.owner == head.owner
+            && loaded.head.definition == head.definition
             && first
                 .first()
                 .is_some_and(|first| first.state_digest == head.state_digest);

@@ -1,9 +1,10 @@
 //! What a creation or a commit must be by itself, before a store looks at what it has. A refusal here is a bug of the caller;
 //! nothing is written.
 
-use crate::ids::RunId;
+use crate::ids::{RunId, check_text};
 use crate::record::{EventRecord, RunHead};
-use crate::store::{Authority, Commit, Create, Post, StoreError};
+use crate::store::definitions::{KINDS, is_digest_of};
+use crate::store::{Authority, Commit, Create, Define, Post, StoreError};
 
 fn hold(what: &str, holds: bool) -> Result<(), StoreError> {
     if holds {
@@ -82,6 +83,26 @@ fn rows<'a>(
 ) -> Result<(), StoreError> {
     hold("a wait is of another run", waits.all(|run| run == id))?;
     hold("a decision is of another run", decisions.all(|run| run == id))
+}
+
+/// # Errors
+/// `corrupt`.
+pub(crate) fn define(define: &Define) -> Result<(), StoreError> {
+    hold(
+        "there is no such kind of definition",
+        KINDS.contains(&&*define.kind),
+    )?;
+    if let Err(why) = check_text("name", &define.name) {
+        return Err(StoreError::corrupt(format!("not written: {why}")));
+    }
+    // The digest is hex in lower case, or it would not be the one that is computed.
+    hold(
+        "the digest is not that of the body",
+        is_digest_of(&define.digest, &define.body),
+    )?;
+    let json = std::str::from_utf8(&define.body)
+        .is_ok_and(|text| serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok());
+    hold("the body of the definition is not JSON", json)
 }
 
 #[cfg(test)]
@@ -188,6 +209,27 @@ mod tests {
             .push(build::event(4, 1, EventName::Started, build::at(1)));
         gap.head.event_seq = 4;
         assert!(commit(&gap).is_err());
+    }
+
+    #[test]
+    fn a_definition_is_json_with_its_digest_under_a_name() {
+        let valid = build::define("deployer", "{\"a\":1}");
+        define(&valid).unwrap();
+        let wrong: [fn(&mut Define); 8] = [
+            |d| d.kind = "graph".to_owned(),
+            |d| d.name.clear(),
+            |d| d.name = "n".repeat(257),
+            |d| d.name = "n\0".to_owned(),
+            |d| d.digest = d.digest.to_uppercase(),
+            |d| d.body = "{\"a\":2}".into(),
+            |d| *d = build::define("deployer", "{"),
+            |d| *d = build::define("deployer", vec![b'"', 0xff, b'"']),
+        ];
+        for (n, change) in wrong.iter().enumerate() {
+            let mut changed = valid.clone();
+            change(&mut changed);
+            assert_eq!(define(&changed).map_err(|e| e.kind()), Err("corrupt"), "{n}");
+        }
     }
 
     #[test]

@@ -23,6 +23,10 @@ const SQLITE: &Steps = &[
         "runs",
         include_str!("../../../../migrations/sqlite/0002_runs.sql"),
     ),
+    (
+        "agents",
+        include_str!("../../../../migrations/sqlite/0003_agents.sql"),
+    ),
 ];
 
 const POSTGRES: &Steps = &[
@@ -33,6 +37,10 @@ const POSTGRES: &Steps = &[
     (
         "runs",
         include_str!("../../../../migrations/postgres/0002_runs.sql"),
+    ),
+    (
+        "agents",
+        include_str!("../../../../migrations/postgres/0003_agents.sql"),
     ),
 ];
 

@@ -9,7 +9,9 @@
 //! - `due_at` is the one index of what can be claimed: at that time, when nobody holds a lease.
 
 pub(crate) mod check;
+mod definitions;
 mod error;
+mod gates;
 mod hints;
 pub(crate) mod index;
 pub mod memory;
@@ -22,14 +24,16 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+pub use definitions::{Define, Defined, Definition, Origin};
 pub use error::{Cause, Conflict, StoreError};
+pub use gates::{Counts, GateFilter};
 pub use hints::{Hint, Hints};
 
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Owner, Revision, RunId, WaitId};
 use crate::payload::{Digest, Payload};
 use crate::record::{
-    ActivityRecord, CancelRequest, CheckpointRecord, DecisionRecord, EventRecord, Inbox, RunHead, Scope,
-    Status, StepRecord, WaitRecord, WaitStatus, WaitingKind,
+    ActivityRecord, CancelRequest, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Inbox,
+    RunHead, Scope, Status, StepRecord, WaitRecord, WaitStatus, WaitingKind,
 };
 use crate::time::Timestamp;
 
@@ -230,6 +234,8 @@ pub struct RunFilter {
     /// `(kind, name)`.
     pub definition: Option<(String, String)>,
     pub parent: Option<RunId>,
+    /// Who made the run, exactly.
+    pub owner: Option<String>,
     pub waiting_kind: Option<WaitingKind>,
     pub due_before: Option<Timestamp>,
     pub after: Option<(Timestamp, RunId)>,
@@ -309,6 +315,9 @@ pub trait Store: Send + Sync + 'static {
     fn waits(&self, run: &RunId) -> Answer<'_, Vec<WaitRecord>>;
     /// Armed waits for an event, over all runs, at most `limit`.
     fn armed(&self, correlation: &CorrelationId, limit: u32) -> Answer<'_, Vec<WaitRecord>>;
+    /// Gates and waits of a kind over all runs, each with the definition of its run. What is corrupt, or of a run that is set
+    /// aside, is left out and hides nothing; fewer than `limit` are all there are.
+    fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>>;
 
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>>;
     /// In order of `created_at`, then id.
@@ -328,6 +337,26 @@ pub trait Store: Send + Sync + 'static {
     fn list(&self, filter: RunFilter) -> Answer<'_, Vec<Listed>>;
     /// Runs with `due_at` at or before `until`, in order `(due_at, run)`, after this one.
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>>;
+
+    /// Served from indexes: what is over costs nothing.
+    fn counts(&self) -> Answer<'_, Counts>;
+
+    /// Makes this body the newest version of its name, unless it is that already. Of two at once with one digest, one is new.
+    /// A withdrawn name is restored. `corrupt` for what is no definition; nothing is written then.
+    fn define(&self, define: Define) -> Answer<'_, Defined>;
+    /// This version, or the newest; also of a withdrawn name. `corrupt` when the body does not have its digest.
+    fn definition(&self, kind: &str, name: &str, version: Option<u64>) -> Answer<'_, Option<Definition>>;
+    /// The newest version of each name in the order of names, after this one; of withdrawn names too. What is corrupt is left
+    /// out and hides nothing; fewer than `limit` are all there are.
+    fn definitions(&self, kind: &str, after: Option<String>, limit: u32) -> Answer<'_, Vec<Definition>>;
+    /// Versions above `after`, in order. What is corrupt is left out as above.
+    fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>>;
+    /// Withdraws a name; its versions stay. False when there is no such name, or it is withdrawn.
+    fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool>;
+
+    /// Drops idempotency keys that are older than `before` and whose run is over or gone, the oldest first, at most `limit`
+    /// (durable-api §1). How many were dropped.
+    fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64>;
 
     /// Keeps the newest `keep` checkpoints (from 1) with their state; the others stay listed as pruned. How many were pruned.
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64>;

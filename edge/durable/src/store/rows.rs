@@ -6,12 +6,12 @@ mod cells;
 
 pub(super) use cells::{Cells, Row, all, signed, time, unsigned};
 
-use super::{Due, Lease, Listed, Loaded, StoreError};
+use super::{Definition, Due, Lease, Listed, Loaded, Origin, StoreError};
 use crate::envelope::{ActivityRow, CheckpointRow, HeadRow, WaitRow, decode_step};
-use crate::ids::{DecisionId, Owner, RunId};
+use crate::ids::{DecisionId, Owner, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CancelRequest, CheckpointRecord, DecisionRecord, EventRecord, Inbox, RunHead, Scope,
-    Status, StepRecord, WaitRecord, WaitingKind,
+    ActivityRecord, CancelRequest, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Inbox,
+    RunHead, Scope, Status, StepRecord, WaitRecord, WaitingKind,
 };
 use crate::time::Timestamp;
 
@@ -20,7 +20,7 @@ macro_rules! head_columns {
     ($state:expr) => {
         concat!(
             "r.run_id, r.kind, r.definition, r.status, r.cursor, r.activation, r.revision, r.schema_version, \
-             r.parent_id, r.root_id, r.waiting_kind, r.deadline, ",
+             r.parent_id, r.root_id, r.waiting_kind, r.owner, r.deadline, ",
             $state,
             ", r.state_digest, r.budgets, r.outcome, r.body, r.seal, r.created_at, r.updated_at, r.signal, r.cancel, \
              r.quarantine"
@@ -49,6 +49,7 @@ pub(super) fn head(cells: &mut Cells<'_>) -> Result<HeadCells, StoreError> {
             parent_id: cells.get()?,
             root_id: cells.get()?,
             waiting_kind: cells.get()?,
+            owner: cells.get()?,
             deadline: cells.get()?,
             state: cells.payload("state")?,
             budgets: cells.get()?,
@@ -253,7 +254,7 @@ pub(super) fn activity(row: &dyn Row, run: &RunId) -> Result<ActivityRecord, Sto
 macro_rules! wait_columns {
     ($subject:expr, $delivered:expr) => {
         concat!(
-            "w.run_id, w.wait_id, w.correlation_id, w.activation, w.status, w.deadline, w.armed_at, w.body, ",
+            "w.run_id, w.wait_id, w.correlation_id, w.activation, w.kind, w.status, w.deadline, w.armed_at, w.body, ",
             $subject,
             ", w.subject_digest, ",
             $delivered,
@@ -265,12 +266,18 @@ pub(super) use wait_columns;
 
 /// A wait of this run; of the run it names when none is expected.
 pub(super) fn wait(row: &dyn Row, run: Option<&RunId>) -> Result<WaitRecord, StoreError> {
-    let mut cells = Cells::new(row);
-    let row = WaitRow {
+    let row = wait_row(&mut Cells::new(row))?;
+    let expected = run.map_or_else(|| row.run_id.clone(), |run| run.as_str().to_owned());
+    row.open(&expected, None, None)
+}
+
+fn wait_row(cells: &mut Cells<'_>) -> Result<WaitRow, StoreError> {
+    Ok(WaitRow {
         run_id: cells.get()?,
         wait_id: cells.get()?,
         correlation_id: cells.get()?,
         activation: cells.get()?,
+        kind: cells.get()?,
         status: cells.get()?,
         deadline: cells.get()?,
         armed_at: cells.get()?,
@@ -278,9 +285,89 @@ pub(super) fn wait(row: &dyn Row, run: Option<&RunId>) -> Result<WaitRecord, Sto
         subject: cells.payload("wait subject")?,
         delivered: cells.some_payload("delivery")?,
         seal: cells.some_digest("wait seal")?,
+    })
+}
+
+/// Whose column `kind` is not what its sealed body says, and what it should be.
+///
+/// # Errors
+/// `corrupt` when one of the waits is.
+pub(super) fn misfiled<R: Row>(rows: &[R], run: &RunId) -> Result<Vec<(WaitId, WaitingKind)>, StoreError> {
+    let mut found = Vec::new();
+    for row in rows {
+        let row = wait_row(&mut Cells::new(row))?;
+        let kind = row.kind.clone();
+        let wait = row.open(run.as_str(), None, None)?;
+        if kind.as_deref() != Some(wait.kind.as_str()) {
+            found.push((wait.id, wait.kind));
+        }
+    }
+    Ok(found)
+}
+
+/// Where a row stands in a list of gates: `(armed_at, run, wait)`.
+pub(super) type GatePlace = (i64, String, String);
+
+/// The columns of `gate_place` and `gate`: where a wait stands, the wait `w`, the head `r` of its run.
+macro_rules! gate_columns {
+    ($subject:expr, $delivered:expr, $none:expr) => {
+        concat!(
+            "w.armed_at, w.run_id, w.wait_id, ",
+            $crate::store::rows::wait_columns!($subject, $delivered),
+            ", ",
+            $crate::store::rows::head_columns!($none)
+        )
     };
-    let expected = run.map_or_else(|| row.run_id.clone(), |run| run.as_str().to_owned());
-    row.open(&expected, None, None)
+}
+pub(super) use gate_columns;
+
+pub(super) fn gate_place(row: &dyn Row) -> Result<GatePlace, StoreError> {
+    place(&mut Cells::new(row))
+}
+
+fn place(cells: &mut Cells<'_>) -> Result<GatePlace, StoreError> {
+    Ok((cells.get()?, cells.get()?, cells.get()?))
+}
+
+/// A wait and the definition of its run.
+///
+/// # Errors
+/// `corrupt` when one of both is.
+pub(super) fn gate(row: &dyn Row) -> Result<(WaitRecord, DefinitionRef), StoreError> {
+    let mut cells = Cells::new(row);
+    let (_, run, _) = place(&mut cells)?;
+    let wait = wait_row(&mut cells)?.open(&run, None, None)?;
+    let (head, _) = head(&mut cells)?.row.open(&run)?;
+    Ok((wait, head.definition))
+}
+
+/// The columns of `definition`, of a row `d` of `definitions` and a row `n` of `definition_names`, with what stands for the body
+/// as text.
+macro_rules! definition_columns {
+    ($body:expr) => {
+        concat!(
+            "d.kind, d.name, d.version, d.digest, ",
+            $body,
+            ", n.origin, n.withdrawn, d.created_at"
+        )
+    };
+}
+pub(super) use definition_columns;
+
+/// A definition that nobody has compared with its digest.
+pub(super) fn definition(row: &dyn Row) -> Result<Definition, StoreError> {
+    let mut cells = Cells::new(row);
+    Ok(Definition {
+        kind: cells.get()?,
+        name: cells.get()?,
+        version: cells.count()?,
+        digest: cells.get()?,
+        body: cells.get::<String>()?.into(),
+        origin: Origin::parse(cells.get()?)
+            .ok_or_else(|| StoreError::corrupt("origin: not a word of the list"))?,
+        withdrawn: cells.get()?,
+        created_at: cells.time()?,
+    })
 }
 
 /// The column is `body`.

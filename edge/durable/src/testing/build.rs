@@ -15,7 +15,8 @@ use crate::record::{
     Status, StepRecord, StepStatus, WaitLabels, WaitRecord, WaitStatus, Waiting, WaitingKind, WaitingOn,
 };
 use crate::store::{
-    Acquired, Authority, Claim, Commit, Create, Guard, IdempotencyKey, Lease, LeaseRequest, Loaded, Post,
+    Acquired, Authority, Claim, Commit, Create, Define, Guard, IdempotencyKey, Lease, LeaseRequest, Loaded,
+    Post,
 };
 use crate::time::Timestamp;
 
@@ -97,6 +98,7 @@ pub fn head(id: &RunId, state: &Payload, now: Timestamp) -> RunHead {
         state_digest: *state.digest(),
         budgets: BTreeMap::new(),
         metadata: BTreeMap::from([("case".to_owned(), id.as_str().to_owned())]),
+        owner: None,
         waiting: None,
         outcome: None,
         deadline: None,
@@ -148,6 +150,18 @@ pub fn idempotency(scope: &str, key: &str, request: u8) -> IdempotencyKey {
         scope: scope.to_owned(),
         key: key.to_owned(),
         request: digest(request),
+    }
+}
+
+/// An agent of the configuration with this body.
+pub fn define(name: &str, body: impl Into<Bytes>) -> Define {
+    let body = payload(body);
+    Define {
+        kind: "agent".to_owned(),
+        name: name.to_owned(),
+        origin: crate::store::Origin::Config,
+        digest: crate::ids::hex(body.digest()),
+        body: body.bytes().clone(),
     }
 }
 

@@ -9,11 +9,13 @@ use parking_lot::Mutex;
 
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord, words,
+    ActivityRecord, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Scope, StepRecord,
+    WaitRecord, words,
 };
 use crate::store::{
-    Acquired, Answer, Claim, Claimed, Commit, Committed, Create, Created, Due, Hints, Journal, Lease,
-    LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
+    Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
+    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
+    RunFilter, Store, StoreError,
 };
 use crate::time::Timestamp;
 
@@ -34,6 +36,7 @@ words! {
         Wait => "wait",
         Waits => "waits",
         Armed => "armed",
+        Gates => "gates",
         Decision => "decision",
         Decisions => "decisions",
         Steps => "steps",
@@ -42,6 +45,13 @@ words! {
         Checkpoint => "checkpoint",
         List => "list",
         Due => "due",
+        Counts => "counts",
+        Define => "define",
+        Definition => "definition",
+        Definitions => "definitions",
+        Versions => "versions",
+        Withdraw => "withdraw",
+        ForgetKeys => "forget_keys",
         Prune => "prune",
         Delete => "delete",
         Quarantine => "quarantine",
@@ -61,6 +71,9 @@ impl Op {
             | Self::Release
             | Self::Commit
             | Self::Post
+            | Self::Define
+            | Self::Withdraw
+            | Self::ForgetKeys
             | Self::Prune
             | Self::Delete
             | Self::Quarantine
@@ -72,6 +85,7 @@ impl Op {
             | Self::Wait
             | Self::Waits
             | Self::Armed
+            | Self::Gates
             | Self::Decision
             | Self::Decisions
             | Self::Steps
@@ -80,6 +94,10 @@ impl Op {
             | Self::Checkpoint
             | Self::List
             | Self::Due
+            | Self::Counts
+            | Self::Definition
+            | Self::Definitions
+            | Self::Versions
             | Self::Now => false,
         }
     }
@@ -294,6 +312,10 @@ impl Store for FaultStore {
         self.run(Op::Armed, move |store| store.armed(&correlation, limit))
     }
 
+    fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
+        self.run(Op::Gates, |store| store.gates(filter))
+    }
+
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
         let (run, scope, id) = (run.clone(), scope.clone(), id.clone());
         self.run(Op::Decision, move |store| store.decision(&run, &scope, &id))
@@ -335,6 +357,44 @@ impl Store for FaultStore {
 
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
         self.run(Op::Due, move |store| store.due(until, after, limit))
+    }
+
+    fn counts(&self) -> Answer<'_, Counts> {
+        self.run(Op::Counts, Store::counts)
+    }
+
+    fn define(&self, define: Define) -> Answer<'_, Defined> {
+        self.run(Op::Define, |store| store.define(define))
+    }
+
+    fn definition(&self, kind: &str, name: &str, version: Option<u64>) -> Answer<'_, Option<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        self.run(Op::Definition, move |store| {
+            store.definition(&kind, &name, version)
+        })
+    }
+
+    fn definitions(&self, kind: &str, after: Option<String>, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let kind = kind.to_owned();
+        self.run(Op::Definitions, move |store| {
+            store.definitions(&kind, after, limit)
+        })
+    }
+
+    fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        self.run(Op::Versions, move |store| {
+            store.versions(&kind, &name, after, limit)
+        })
+    }
+
+    fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        self.run(Op::Withdraw, move |store| store.withdraw(&kind, &name))
+    }
+
+    fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {
+        self.run(Op::ForgetKeys, move |store| store.forget_keys(before, limit))
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {

@@ -6,11 +6,13 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use iop_durable::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use iop_durable::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+    ActivityRecord, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Scope, StepRecord,
+    WaitRecord,
 };
 use iop_durable::store::{
-    Acquired, Answer, Claim, Claimed, Commit, Committed, Create, Created, Due, Hints, Journal, Lease,
-    LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
+    Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
+    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
+    RunFilter, Store, StoreError,
 };
 use iop_durable::time::Timestamp;
 
@@ -419,6 +421,38 @@ impl Store for Spy {
             let answer = self.inner.commit(commit).await;
             self.ended(Op::Commit, answer).await
         })
+    }
+
+    fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
+        self.inner.gates(filter)
+    }
+
+    fn counts(&self) -> Answer<'_, Counts> {
+        self.inner.counts()
+    }
+
+    fn define(&self, define: Define) -> Answer<'_, Defined> {
+        self.inner.define(define)
+    }
+
+    fn definition(&self, kind: &str, name: &str, version: Option<u64>) -> Answer<'_, Option<Definition>> {
+        self.inner.definition(kind, name, version)
+    }
+
+    fn definitions(&self, kind: &str, after: Option<String>, limit: u32) -> Answer<'_, Vec<Definition>> {
+        self.inner.definitions(kind, after, limit)
+    }
+
+    fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>> {
+        self.inner.versions(kind, name, after, limit)
+    }
+
+    fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
+        self.inner.withdraw(kind, name)
+    }
+
+    fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {
+        self.inner.forget_keys(before, limit)
     }
 
     fn rebuild_index(&self) -> Answer<'_, Rebuilt> {

@@ -9,11 +9,13 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use iop_durable::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use iop_durable::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+    ActivityRecord, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Scope, StepRecord,
+    WaitRecord,
 };
 use iop_durable::store::{
-    Acquired, Answer, Authority, Claim, Claimed, Commit, Committed, Create, Created, Due, Hints, Journal,
-    Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store,
+    Acquired, Answer, Authority, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
+    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
+    RunFilter, Store,
 };
 use iop_durable::time::Timestamp;
 use parking_lot::Mutex;
@@ -268,6 +270,10 @@ impl Store for Recorder {
         self.pass(move |store| store.armed(&correlation, limit))
     }
 
+    fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
+        self.pass(|store| store.gates(filter))
+    }
+
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
         let (run, scope, id) = (run.clone(), scope.clone(), id.clone());
         self.pass(move |store| store.decision(&run, &scope, &id))
@@ -309,6 +315,38 @@ impl Store for Recorder {
 
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
         self.pass(move |store| store.due(until, after, limit))
+    }
+
+    fn counts(&self) -> Answer<'_, Counts> {
+        self.pass(Store::counts)
+    }
+
+    fn define(&self, define: Define) -> Answer<'_, Defined> {
+        self.pass(|store| store.define(define))
+    }
+
+    fn definition(&self, kind: &str, name: &str, version: Option<u64>) -> Answer<'_, Option<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        self.pass(move |store| store.definition(&kind, &name, version))
+    }
+
+    fn definitions(&self, kind: &str, after: Option<String>, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let kind = kind.to_owned();
+        self.pass(move |store| store.definitions(&kind, after, limit))
+    }
+
+    fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        self.pass(move |store| store.versions(&kind, &name, after, limit))
+    }
+
+    fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        self.pass(move |store| store.withdraw(&kind, &name))
+    }
+
+    fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {
+        self.pass(move |store| store.forget_keys(before, limit))
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {

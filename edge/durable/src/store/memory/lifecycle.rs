@@ -2,8 +2,10 @@
 
 use super::tables::{Now, RunRows, Tables};
 use crate::ids::RunId;
+use crate::record::WaitingKind;
 use crate::store::index;
 use crate::store::{Hint, Rebuilt, StoreError};
+use crate::time::Timestamp;
 
 impl Tables {
     pub(super) fn prune(&mut self, run: &RunId, keep: u32) -> Result<u64, StoreError> {
@@ -33,6 +35,23 @@ impl Tables {
         Ok(())
     }
 
+    pub(super) fn forget_keys(&mut self, before: Timestamp, limit: u32) -> u64 {
+        let mut old: Vec<_> = self
+            .keys
+            .iter()
+            .filter(|(_, row)| {
+                row.created_at < before && self.runs.get(&row.run).is_none_or(RunRows::is_terminal)
+            })
+            .map(|(at, row)| (row.created_at, at.clone()))
+            .collect();
+        old.sort();
+        old.truncate(limit as usize);
+        for (_, at) in &old {
+            self.keys.remove(at);
+        }
+        old.len() as u64
+    }
+
     pub(super) fn quarantine(&mut self, run: &RunId, why: String) -> Result<(), StoreError> {
         self.rows_mut(run)?.inbox.quarantine = Some(why);
         Ok(())
@@ -45,14 +64,20 @@ impl Tables {
             rebuilt.runs += 1;
             let whole = self
                 .load(now, &run)
-                .and_then(|loaded| self.rows(&run)?.whole(&run).map(|()| loaded));
+                .and_then(|loaded| Ok((loaded, self.rows(&run)?.whole(&run)?)));
             let Some(rows) = self.runs.get_mut(&run) else {
                 continue;
             };
             match whole {
-                Ok(loaded) => {
+                Ok((loaded, misfiled)) => {
                     let due_at = index::due_at(&loaded.head, rows.inbox.signal, rows.due_at, now.wall);
-                    if due_at != rows.due_at || rows.inbox.quarantine.is_some() {
+                    let right = due_at == rows.due_at && misfiled.is_empty();
+                    for (at, kind) in misfiled {
+                        if let Some(wait) = rows.waits.get_mut(&at) {
+                            wait.kind = Some(kind.as_str().to_owned());
+                        }
+                    }
+                    if !right || rows.inbox.quarantine.is_some() {
                         rebuilt.repaired += 1;
                         rows.due_at = due_at;
                         rows.inbox.quarantine = None;
@@ -72,15 +97,21 @@ impl Tables {
 }
 
 impl RunRows {
+    /// The waits whose column `kind` is not what their body says, and what it should be.
+    ///
     /// # Errors
     /// `corrupt` when a row of the journal is.
-    fn whole(&self, run: &RunId) -> Result<(), StoreError> {
+    fn whole(&self, run: &RunId) -> Result<Vec<((i64, String), WaitingKind)>, StoreError> {
         for row in self.activities.values() {
             self.open_activity(run, row)?;
         }
-        for row in self.waits.values() {
-            self.open_wait(run, row)?;
+        let mut misfiled = Vec::new();
+        for (at, row) in &self.waits {
+            let kind = self.open_wait(run, row)?.kind;
+            if row.kind.as_deref() != Some(kind.as_str()) {
+                misfiled.push((at.clone(), kind));
+            }
         }
-        Ok(())
+        Ok(misfiled)
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! One mutex around all tables is the transaction. Leases live by the monotonic clock, due work by the wall clock.
 
+mod definitions;
+mod gates;
 mod lease;
 mod lifecycle;
 mod read;
@@ -19,11 +21,13 @@ use parking_lot::Mutex;
 use self::tables::{Now, Tables};
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+    ActivityRecord, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Scope, StepRecord,
+    WaitRecord,
 };
 use crate::store::{
-    Acquired, Answer, Claim, Claimed, Commit, Committed, Create, Created, Due, Hint, Hints, Journal, Lease,
-    LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
+    Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
+    Definition, Due, GateFilter, Hint, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt,
+    Renewal, RunFilter, Store, StoreError,
 };
 use crate::time::{Clock, Timestamp};
 
@@ -155,6 +159,10 @@ impl Store for MemoryStore {
         Box::pin(async move { self.read(|tables, _| Ok(tables.armed(&correlation, limit))) })
     }
 
+    fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
+        Box::pin(async move { self.read(|tables, _| Ok(tables.gates(&filter))) })
+    }
+
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
         let (run, scope, id) = (run.clone(), scope.clone(), id.clone());
         Box::pin(async move { self.read(|tables, _| Ok(tables.decision(&run, &scope, &id))) })
@@ -196,6 +204,38 @@ impl Store for MemoryStore {
 
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
         Box::pin(async move { self.read(|tables, now| tables.due(now, until, after.as_ref(), limit)) })
+    }
+
+    fn counts(&self) -> Answer<'_, Counts> {
+        Box::pin(async move { self.read(|tables, _| Ok(tables.counts())) })
+    }
+
+    fn define(&self, define: Define) -> Answer<'_, Defined> {
+        Box::pin(async move { self.write(|tables, now, _| tables.define(now, define)) })
+    }
+
+    fn definition(&self, kind: &str, name: &str, version: Option<u64>) -> Answer<'_, Option<Definition>> {
+        let key = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { self.read(|tables, _| tables.definition(&key, version)) })
+    }
+
+    fn definitions(&self, kind: &str, after: Option<String>, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let kind = kind.to_owned();
+        Box::pin(async move { self.read(|tables, _| Ok(tables.definitions(kind, after, limit))) })
+    }
+
+    fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let key = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { self.read(|tables, _| Ok(tables.versions(&key, after, limit))) })
+    }
+
+    fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
+        let key = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { self.write(|tables, _, _| Ok(tables.withdraw(&key))) })
+    }
+
+    fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {
+        Box::pin(async move { self.write(|tables, _, _| Ok(tables.forget_keys(before, limit))) })
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {

@@ -241,6 +241,10 @@ impl RunRows {
                 .as_ref()
                 .is_none_or(|parent| self.head.parent_id.as_deref() == Some(parent.as_str()))
             && filter
+                .owner
+                .as_ref()
+                .is_none_or(|owner| self.head.owner.as_ref() == Some(owner))
+            && filter
                 .waiting_kind
                 .is_none_or(|kind| self.head.waiting_kind.as_deref() == Some(kind.as_str()))
             && filter

@@ -9,7 +9,7 @@ use crate::envelope::{ActivityRow, CheckpointRow, HeadRow, INLINE_MAX, PayloadCo
 use crate::ids::{Owner, RunId};
 use crate::payload::{Digest, Payload};
 use crate::record::{DecisionRecord, EventRecord, Inbox, Scope, Status};
-use crate::store::{Hint, Lease, Loaded, StoreError};
+use crate::store::{Hint, Lease, Loaded, Origin, StoreError};
 use crate::time::Timestamp;
 
 /// Both clocks, read once per operation.
@@ -49,6 +49,30 @@ pub(super) struct RunRows {
     pub(super) blobs: BTreeMap<Digest, Bytes>,
 }
 
+/// A row of `idempotency_keys`.
+#[derive(Debug, Clone)]
+pub(super) struct KeyRow {
+    pub(super) request: Digest,
+    pub(super) run: RunId,
+    pub(super) created_at: Timestamp,
+}
+
+/// A row of `definition_names` and its versions.
+#[derive(Debug)]
+pub(super) struct NameRow {
+    pub(super) origin: Origin,
+    pub(super) withdrawn: bool,
+    pub(super) versions: BTreeMap<u64, VersionRow>,
+}
+
+/// A row of `definitions`.
+#[derive(Debug)]
+pub(super) struct VersionRow {
+    pub(super) digest: String,
+    pub(super) body: Bytes,
+    pub(super) created_at: Timestamp,
+}
+
 /// All runs, by id.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
@@ -56,8 +80,10 @@ pub(super) struct Tables {
     pub(super) fences: BTreeMap<RunId, u64>,
     pub(super) leases: BTreeMap<RunId, LeaseRow>,
     pub(super) runs: BTreeMap<RunId, RunRows>,
-    /// By scope and key: the request's digest and the run it made.
-    pub(super) keys: BTreeMap<(String, String), (Digest, RunId)>,
+    /// By scope and key.
+    pub(super) keys: BTreeMap<(String, String), KeyRow>,
+    /// By kind and name.
+    pub(super) definitions: BTreeMap<(String, String), NameRow>,
 }
 
 /// A span as leases count it: whole milliseconds, at least one.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::tables::{Now, RunRows, Tables};
+use super::tables::{KeyRow, Now, RunRows, Tables};
 use crate::envelope::{ActivityRow, CheckpointRow, HeadRow, WaitRow, encode_step};
 use crate::ids::{Revision, RunId};
 use crate::record::{DecisionRecord, EventRecord, Inbox, WaitRecord};
@@ -24,10 +24,10 @@ impl Tables {
             (at, key.request)
         });
         if let Some((at, request)) = &key
-            && let Some((made_with, run)) = self.keys.get(at)
+            && let Some(row) = self.keys.get(at)
         {
-            let run = run.clone();
-            return Ok(if made_with == request {
+            let run = row.run.clone();
+            return Ok(if row.request == *request {
                 Created::Replayed { run }
             } else {
                 Created::KeyConflict { run }
@@ -60,7 +60,12 @@ impl Tables {
         self.fences.insert(id.clone(), 0);
         self.runs.insert(id.clone(), rows);
         if let Some((at, request)) = key {
-            self.keys.insert(at, (request, id.clone()));
+            let row = KeyRow {
+                request,
+                run: id.clone(),
+                created_at: now.wall,
+            };
+            self.keys.insert(at, row);
         }
         let lease = create.lease.as_ref().map(|request| self.grant(now, id, request));
         self.hint(now, id, hints);

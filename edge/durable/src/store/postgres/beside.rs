@@ -104,7 +104,7 @@ fn activities(sql: &mut Sql, members: &[Member<'_>], when: &str) {
 }
 
 fn waits(sql: &mut Sql, members: &[Member<'_>], when: &str) {
-    const COLUMNS: &str = "run_id, wait_id, correlation_id, activation, status, deadline, armed_at, body, \
+    const COLUMNS: &str = "run_id, wait_id, correlation_id, activation, kind, status, deadline, armed_at, body, \
          subject, subject_digest, delivered, delivered_digest, seal";
     let rows = of(members, |rows| &rows.waits);
     if rows.clone().next().is_none() {
@@ -114,6 +114,7 @@ fn waits(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     sql.column("text", rows.clone().map(|(_, r)| &*r.wait_id));
     sql.column("text", rows.clone().map(|(_, r)| &*r.correlation_id));
     sql.column("int8", rows.clone().map(|(_, r)| r.activation));
+    sql.column("text", rows.clone().map(|(_, r)| r.kind.as_deref()));
     sql.column("text", rows.clone().map(|(_, r)| &*r.status));
     sql.column("int8", rows.clone().map(|(_, r)| r.deadline));
     sql.column("int8", rows.clone().map(|(_, r)| r.armed_at));
@@ -133,7 +134,7 @@ fn waits(sql: &mut Sql, members: &[Member<'_>], when: &str) {
     sql.column("bytea", rows.map(|(_, r)| r.seal.as_ref().map(|s| &s[..])));
     passing(sql, COLUMNS, when).push(
         " ON CONFLICT (run_id, wait_id) DO UPDATE SET correlation_id = EXCLUDED.correlation_id, \
-         activation = EXCLUDED.activation, status = EXCLUDED.status, deadline = EXCLUDED.deadline, \
+         activation = EXCLUDED.activation, kind = EXCLUDED.kind, status = EXCLUDED.status, deadline = EXCLUDED.deadline, \
          armed_at = EXCLUDED.armed_at, body = EXCLUDED.body, subject = EXCLUDED.subject, \
          subject_digest = EXCLUDED.subject_digest, delivered = EXCLUDED.delivered, \
          delivered_digest = EXCLUDED.delivered_digest, seal = EXCLUDED.seal)",

@@ -144,7 +144,7 @@ fn heads(sql: &mut Sql, members: &[Of<'_, Transition>]) {
          cursor = c.cursor, activation = c.activation, revision = c.revision, schema_version = c.schema_version, \
          parent_id = c.parent_id, root_id = c.root_id, state = c.state, state_digest = c.state_digest, \
          budgets = c.budgets, outcome = c.outcome, body = c.body, seal = c.seal, waiting_kind = c.waiting_kind, \
-         due_at = c.due_at, deadline = c.deadline, created_at = c.created_at, updated_at = c.updated_at, \
+         owner = c.owner, due_at = c.due_at, deadline = c.deadline, created_at = c.created_at, updated_at = c.updated_at, \
          signal = t.signal + c.grows FROM written c WHERE t.run_id = c.run_id)",
     );
     head::checkpoints(sql, "written");

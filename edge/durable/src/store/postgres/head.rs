@@ -47,7 +47,7 @@ impl Head {
 
 /// The columns of `runs` that are written with a head. `columns` adds these and `checkpoint_seal`.
 pub(super) const COLUMNS: &str = "run_id, kind, definition, status, cursor, activation, revision, schema_version, parent_id, \
-     root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, created_at, updated_at";
+     root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, owner, due_at, deadline, created_at, updated_at";
 
 /// Adds the columns of these heads to the open table.
 pub(super) fn columns<'b>(sql: &mut Sql, heads: impl Iterator<Item = &'b Head> + Clone) {
@@ -69,6 +69,7 @@ pub(super) fn columns<'b>(sql: &mut Sql, heads: impl Iterator<Item = &'b Head> +
     sql.column("bytea", row.clone().map(|h| &*h.body));
     sql.column("bytea", row.clone().map(|h| h.seal.as_ref().map(|s| &s[..])));
     sql.column("text", row.clone().map(|h| h.waiting_kind.as_deref()));
+    sql.column("text", row.clone().map(|h| h.owner.as_deref()));
     sql.column("int8", heads.clone().map(|h| h.due_at));
     sql.column("int8", row.clone().map(|h| h.deadline));
     sql.column("int8", row.clone().map(|h| h.created_at));

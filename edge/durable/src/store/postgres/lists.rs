@@ -45,6 +45,13 @@ fn list_sql(filter: &RunFilter) -> Sql {
             waiting_kind: Some(kind),
             ..
         } => (&["waiting_kind"], vec![kind.as_str()]),
+        // Few runs are not over.
+        RunFilter {
+            status: Some(status), ..
+        } if !status.is_terminal() => (&["status"], vec![status.as_str()]),
+        RunFilter {
+            owner: Some(owner), ..
+        } => (&["owner"], vec![owner]),
         RunFilter {
             definition: Some((kind, name)),
             ..
@@ -80,6 +87,11 @@ fn list_sql(filter: &RunFilter) -> Sql {
         && leading != ["status"]
     {
         sql.push(" AND r.status = ").bind(status.as_str());
+    }
+    if let Some(owner) = &filter.owner
+        && leading != ["owner"]
+    {
+        sql.push(" AND r.owner = ").bind(&**owner);
     }
     if let Some((kind, name)) = &filter.definition
         && leading != ["kind", "definition"]

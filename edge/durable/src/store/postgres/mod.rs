@@ -12,7 +12,9 @@ mod commit;
 mod committer;
 mod connect;
 mod create;
+mod definitions;
 mod fail;
+mod gates;
 mod head;
 mod lease;
 mod lists;
@@ -39,11 +41,13 @@ use self::queue::Queue;
 use self::work::{Creation, Job, Posting, Transition, Write};
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+    ActivityRecord, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Scope, StepRecord,
+    WaitRecord,
 };
 use crate::store::{
-    Acquired, Answer, Claim, Claimed, Commit, Committed, Create, Created, Due, Hints, Journal, Lease,
-    LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
+    Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
+    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
+    RunFilter, Store, StoreError,
 };
 use crate::tasks;
 use crate::time::Timestamp;
@@ -221,6 +225,10 @@ impl Store for PostgresStore {
         Box::pin(async move { lists::armed(&self.pool, &correlation, limit).await })
     }
 
+    fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
+        Box::pin(async move { gates::gates(&self.pool, &filter).await })
+    }
+
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
         let (run, scope, id) = (run.clone(), scope.clone(), id.clone());
         Box::pin(async move { read::decision(&self.pool, &run, &scope, &id).await })
@@ -262,6 +270,38 @@ impl Store for PostgresStore {
 
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
         Box::pin(async move { lists::due(&self.pool, until, after.as_ref(), limit).await })
+    }
+
+    fn counts(&self) -> Answer<'_, Counts> {
+        Box::pin(gates::counts(&self.pool))
+    }
+
+    fn define(&self, define: Define) -> Answer<'_, Defined> {
+        Box::pin(async move { definitions::define(&self.pool, &define).await })
+    }
+
+    fn definition(&self, kind: &str, name: &str, version: Option<u64>) -> Answer<'_, Option<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { definitions::definition(&self.pool, &kind, &name, version).await })
+    }
+
+    fn definitions(&self, kind: &str, after: Option<String>, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let kind = kind.to_owned();
+        Box::pin(async move { definitions::definitions(&self.pool, &kind, after, limit).await })
+    }
+
+    fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { definitions::versions(&self.pool, &kind, &name, after, limit).await })
+    }
+
+    fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { definitions::withdraw(&self.pool, &kind, &name).await })
+    }
+
+    fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {
+        Box::pin(async move { upkeep::forget_keys(&self.pool, before, limit).await })
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {

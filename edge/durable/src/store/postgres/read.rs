@@ -9,7 +9,7 @@ use super::verdict::{self, Refusal, Verdict};
 use crate::envelope::HeadRow;
 use crate::ids::{ActivityId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord, WaitingKind,
 };
 use crate::store::rows::{self, Cells, HeadCells, all, signed, time};
 use crate::store::{Guard, Journal, Lease, Loaded, StoreError};
@@ -146,11 +146,11 @@ pub(super) async fn load(pool: &Pool, run: &RunId) -> Result<Loaded, StoreError>
     look(pool, run).await?.open(run)
 }
 
-/// Opens every activity and wait of a run.
+/// Opens every activity and wait of a run. The waits of another kind than their column says.
 ///
 /// # Errors
 /// `corrupt`.
-pub(super) async fn whole(pool: &Pool, run: &RunId) -> Result<(), StoreError> {
+pub(super) async fn whole(pool: &Pool, run: &RunId) -> Result<Vec<(WaitId, WaitingKind)>, StoreError> {
     let activities = pool
         .read(|| {
             let mut sql = Sql::new(ACTIVITIES);
@@ -166,7 +166,7 @@ pub(super) async fn whole(pool: &Pool, run: &RunId) -> Result<(), StoreError> {
             sql
         })
         .await?;
-    all(&waits, |row| rows::wait(row, Some(run))).map(|_| ())
+    rows::misfiled(&waits, run)
 }
 
 pub(super) async fn journal(pool: &Pool, run: &RunId, activation: u64) -> Result<Journal, StoreError> {

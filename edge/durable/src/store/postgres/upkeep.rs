@@ -69,6 +69,30 @@ async fn prune_on(conn: &mut PgConnection, run: RunId, keep: u32) -> Result<Opti
     Ok(Some(pruned))
 }
 
+/// What somebody else drops at this moment is passed over.
+pub(super) async fn forget_keys(pool: &Pool, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
+    let dropped = pool
+        .write(|| {
+            let mut sql = Sql::new(
+                "WITH old AS MATERIALIZED (SELECT k.scope, k.key FROM idempotency_keys k WHERE k.created_at < ",
+            );
+            sql.bind(before.as_millis())
+                .push(
+                    " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = k.run_id \
+                     AND r.status NOT IN ('succeeded', 'failed', 'cancelled', 'exhausted', 'transferred')) \
+                     ORDER BY k.created_at LIMIT ",
+                )
+                .bind(i64::from(limit));
+            sql.push(
+                " FOR UPDATE OF k SKIP LOCKED) DELETE FROM idempotency_keys k USING old o \
+                 WHERE k.scope = o.scope AND k.key = o.key RETURNING 1",
+            );
+            sql
+        })
+        .await?;
+    Ok(dropped.len() as u64)
+}
+
 /// What stands in the way of a deletion.
 enum Obstacle {
     Gone,
@@ -212,11 +236,11 @@ async fn examine(pool: &Pool, run: &RunId) -> Result<Examined, StoreError> {
         Err(error) => return Err(error),
     };
     let opened = match opened {
-        Ok(loaded) => read::whole(pool, run).await.map(|()| loaded),
+        Ok(loaded) => read::whole(pool, run).await.map(|misfiled| (loaded, misfiled)),
         Err(error) => Err(error),
     };
-    let loaded = match opened {
-        Ok(loaded) => loaded,
+    let (loaded, misfiled) = match opened {
+        Ok(whole) => whole,
         Err(StoreError::Corrupt { what }) => {
             if quarantine.is_none() {
                 self::quarantine(pool, run, &what).await?;
@@ -229,12 +253,12 @@ async fn examine(pool: &Pool, run: &RunId) -> Result<Examined, StoreError> {
     let found_due = found.and_then(|ms| Timestamp::from_millis(ms).ok());
     let due_at =
         index::due_at(&loaded.head, loaded.inbox.signal, found_due, loaded.now).map(Timestamp::as_millis);
-    if due_at == found && quarantine.is_none() {
+    if due_at == found && misfiled.is_empty() && quarantine.is_none() {
         return Ok(Examined::Whole);
     }
     let written = pool
         .write(|| {
-            let mut sql = Sql::new("UPDATE runs SET due_at = ");
+            let mut sql = Sql::new("WITH head AS (UPDATE runs SET due_at = ");
             sql.bind(due_at)
                 .push(", quarantine = NULL WHERE run_id = ")
                 .bind(run.as_str());
@@ -244,7 +268,16 @@ async fn examine(pool: &Pool, run: &RunId) -> Result<Examined, StoreError> {
             sql.push(" AND due_at IS NOT DISTINCT FROM ").bind(found);
             sql.push(" AND quarantine IS NOT DISTINCT FROM ")
                 .bind(quarantine.as_deref());
-            sql.push(" RETURNING 1");
+            sql.push(" RETURNING run_id)");
+            if !misfiled.is_empty() {
+                // After the head, which is locked by then.
+                sql.push(", kinds AS (UPDATE waits w SET kind = c.kind FROM head h, ")
+                    .table();
+                sql.column("text", misfiled.iter().map(|(wait, _)| wait.as_str()));
+                sql.column("text", misfiled.iter().map(|(_, kind)| kind.as_str()))
+                    .named("c(wait_id, kind) WHERE w.run_id = h.run_id AND w.wait_id = c.wait_id)");
+            }
+            sql.push(" SELECT 1 FROM head");
             sql
         })
         .await?;

@@ -116,7 +116,7 @@ impl<'r> Cells<'r> {
         }
     }
 
-    pub(super) fn count(&mut self) -> Result<u64, StoreError> {
+    pub(in crate::store) fn count(&mut self) -> Result<u64, StoreError> {
         unsigned(self.get()?)
     }
 

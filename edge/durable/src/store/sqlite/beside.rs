@@ -249,10 +249,10 @@ fn write_activity(tx: &Tx<'_>, id: &str, row: &ActivityRow) -> Result<(), Fail> 
 fn write_wait(tx: &Tx<'_>, id: &str, row: &WaitRow) -> Result<(), Fail> {
     let (delivered, delivered_digest) = columns(row.delivered.as_ref());
     tx.execute(
-        "INSERT INTO waits (run_id, wait_id, correlation_id, activation, status, deadline, armed_at, body, subject, \
-         subject_digest, delivered, delivered_digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+        "INSERT INTO waits (run_id, wait_id, correlation_id, activation, kind, status, deadline, armed_at, body, subject, \
+         subject_digest, delivered, delivered_digest, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
          ON CONFLICT (run_id, wait_id) DO UPDATE SET correlation_id = excluded.correlation_id, \
-         activation = excluded.activation, status = excluded.status, deadline = excluded.deadline, \
+         activation = excluded.activation, kind = excluded.kind, status = excluded.status, deadline = excluded.deadline, \
          armed_at = excluded.armed_at, body = excluded.body, subject = excluded.subject, \
          subject_digest = excluded.subject_digest, delivered = excluded.delivered, \
          delivered_digest = excluded.delivered_digest, seal = excluded.seal",
@@ -261,6 +261,7 @@ fn write_wait(tx: &Tx<'_>, id: &str, row: &WaitRow) -> Result<(), Fail> {
             row.wait_id,
             row.correlation_id,
             row.activation,
+            row.kind,
             row.status,
             row.deadline,
             row.armed_at,

@@ -47,8 +47,8 @@ impl Creation {
         tx.execute(
             "INSERT INTO runs (run_id, kind, definition, status, cursor, activation, revision, schema_version, \
              parent_id, root_id, state, state_digest, budgets, outcome, body, seal, waiting_kind, due_at, deadline, \
-             created_at, updated_at) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             created_at, updated_at, owner) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 head.run_id,
                 head.kind,
@@ -71,6 +71,7 @@ impl Creation {
                 head.deadline,
                 head.created_at,
                 head.updated_at,
+                head.owner,
             ],
         )?;
         Ok(())

@@ -5,9 +5,10 @@ use rusqlite::{named_params, params};
 use super::fail::Fail;
 use super::transition::absent;
 use super::writer::{Tx, Work};
-use crate::ids::RunId;
-use crate::record::Status;
+use crate::ids::{RunId, WaitId};
+use crate::record::{Status, WaitingKind};
 use crate::store::{Hint, StoreError};
+use crate::time::Timestamp;
 
 /// Takes the state away from all but the newest checkpoints.
 pub(super) struct Prune {
@@ -85,6 +86,28 @@ impl Work for Delete {
     }
 }
 
+/// Drops keys of creations.
+pub(super) struct ForgetKeys {
+    pub(super) before: Timestamp,
+    pub(super) limit: u32,
+}
+
+impl Work for ForgetKeys {
+    type Answer = u64;
+
+    fn run(self, tx: &mut Tx<'_>) -> Result<u64, Fail> {
+        let dropped = tx.execute(
+            "DELETE FROM idempotency_keys WHERE (scope, key) IN (\
+             SELECT k.scope, k.key FROM idempotency_keys k INDEXED BY idempotency_keys_created \
+             WHERE k.created_at < ? AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = k.run_id \
+             AND r.status NOT IN ('succeeded', 'failed', 'cancelled', 'exhausted', 'transferred')) \
+             ORDER BY k.created_at, k.scope, k.key LIMIT ?)",
+            params![self.before.as_millis(), self.limit],
+        )?;
+        Ok(dropped as u64)
+    }
+}
+
 /// Sets a run aside.
 pub(super) struct Quarantine {
     pub(super) run: RunId,
@@ -114,8 +137,11 @@ pub(super) struct Repair {
 
 /// And what it does about it.
 pub(super) enum Change {
-    /// The run is whole, and claimable at this time.
-    Whole { due_at: Option<i64> },
+    /// The run is whole, and claimable at this time; these of its waits are of another kind than their column says.
+    Whole {
+        due_at: Option<i64>,
+        misfiled: Vec<(WaitId, WaitingKind)>,
+    },
     /// It is not; the first reason stays.
     Corrupt { why: String },
 }
@@ -126,13 +152,21 @@ impl Work for Repair {
     fn run(self, tx: &mut Tx<'_>) -> Result<bool, Fail> {
         let id = self.run.as_str();
         let (written, due_at) = match self.change {
-            Change::Whole { due_at } => (
-                tx.execute(
+            Change::Whole { due_at, misfiled } => {
+                let written = tx.execute(
                     "UPDATE runs SET due_at = ?, quarantine = NULL WHERE run_id = ? AND revision = ? AND signal = ?",
                     params![due_at, id, self.revision, self.signal],
-                )?,
-                due_at,
-            ),
+                )?;
+                if written > 0 {
+                    for (wait, kind) in misfiled {
+                        tx.execute(
+                            "UPDATE waits SET kind = ? WHERE run_id = ? AND wait_id = ?",
+                            params![kind.as_str(), id, wait.as_str()],
+                        )?;
+                    }
+                }
+                (written, due_at)
+            }
             Change::Corrupt { why } => (
                 tx.execute(
                     "UPDATE runs SET quarantine = coalesce(quarantine, ?) \

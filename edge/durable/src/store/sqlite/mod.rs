@@ -8,7 +8,9 @@ mod beside;
 mod clock;
 mod connect;
 mod create;
+mod definitions;
 mod fail;
+mod gates;
 mod inbox;
 mod lease;
 mod lifecycle;
@@ -29,9 +31,10 @@ use tokio::sync::oneshot;
 
 use self::clock::Clocks;
 use self::create::Creation;
+use self::definitions::{Defining, Withdraw};
 use self::inbox::Posting;
 use self::lease::{Acquire, ClaimDue, Disown, Release, Renew};
-use self::lifecycle::{Delete, Prune, Quarantine};
+use self::lifecycle::{Delete, ForgetKeys, Prune, Quarantine};
 use self::lock::FileLock;
 use self::read::Reads;
 use self::readers::Readers;
@@ -39,11 +42,13 @@ use self::transition::Transition;
 use self::writer::Writer;
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+    ActivityRecord, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Scope, StepRecord,
+    WaitRecord,
 };
 use crate::store::{
-    Acquired, Answer, Claim, Claimed, Commit, Committed, Create, Created, Due, Hints, Journal, Lease,
-    LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
+    Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
+    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
+    RunFilter, Store, StoreError,
 };
 use crate::time::{Clock, HostClock, Timestamp};
 
@@ -249,6 +254,10 @@ impl Store for SqliteStore {
         Box::pin(async move { self.reads.armed(&correlation, limit).await })
     }
 
+    fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
+        Box::pin(self.reads.gates(filter))
+    }
+
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
         let (run, scope, id) = (run.clone(), scope.clone(), id.clone());
         Box::pin(async move { self.reads.decision(&run, &scope, &id).await })
@@ -290,6 +299,38 @@ impl Store for SqliteStore {
 
     fn due(&self, until: Timestamp, after: Option<(Timestamp, RunId)>, limit: u32) -> Answer<'_, Vec<Due>> {
         Box::pin(async move { self.reads.due(until, after.as_ref(), limit).await })
+    }
+
+    fn counts(&self) -> Answer<'_, Counts> {
+        Box::pin(self.reads.counts())
+    }
+
+    fn define(&self, define: Define) -> Answer<'_, Defined> {
+        Box::pin(async move { self.writer.write(Defining::new(define)?).await })
+    }
+
+    fn definition(&self, kind: &str, name: &str, version: Option<u64>) -> Answer<'_, Option<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { self.reads.definition(&kind, &name, version).await })
+    }
+
+    fn definitions(&self, kind: &str, after: Option<String>, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let kind = kind.to_owned();
+        Box::pin(async move { self.reads.definitions(&kind, after, limit).await })
+    }
+
+    fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        Box::pin(async move { self.reads.versions(&kind, &name, after, limit).await })
+    }
+
+    fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
+        let (kind, name) = (kind.to_owned(), name.to_owned());
+        Box::pin(self.writer.write(Withdraw { kind, name }))
+    }
+
+    fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {
+        Box::pin(self.writer.write(ForgetKeys { before, limit }))
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {

@@ -9,16 +9,23 @@ use super::rebuild::IndexRow;
 use super::rows::{activity_columns, bytes_of, wait_columns};
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord,
+    ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord, WaitingKind,
 };
 use crate::store::rows::{self, Cells, all, signed};
 use crate::store::{Due, Journal, Listed, Loaded, RunFilter, StoreError};
 use crate::time::Timestamp;
 
+/// The waits of a run.
+const WAITS: &str = of_run!(concat!(
+    "SELECT ",
+    wait_columns!(),
+    " FROM waits w WHERE w.run_id = ? ORDER BY w.armed_at, w.wait_id"
+));
+
 /// The connections and the clock that reads need.
 #[derive(Debug)]
 pub(super) struct Reads {
-    readers: Readers,
+    pub(super) readers: Readers,
     clocks: Clocks,
 }
 
@@ -133,13 +140,14 @@ impl Reads {
     }
 
     pub(super) async fn waits(&self, run: &RunId) -> Result<Vec<WaitRecord>, StoreError> {
-        const SQL: &str = of_run!(concat!(
-            "SELECT ",
-            wait_columns!(),
-            " FROM waits w WHERE w.run_id = ? ORDER BY w.armed_at, w.wait_id"
-        ));
-        let found = self.of_run(SQL, args![run.as_str(), run.as_str()]).await?;
+        let found = self.of_run(WAITS, args![run.as_str(), run.as_str()]).await?;
         all(&found, |row| rows::wait(row, Some(run)))
+    }
+
+    /// Every wait is opened.
+    pub(super) async fn misfiled(&self, run: &RunId) -> Result<Vec<(WaitId, WaitingKind)>, StoreError> {
+        let found = self.of_run(WAITS, args![run.as_str(), run.as_str()]).await?;
+        rows::misfiled(&found, run)
     }
 
     /// A corrupt row does not hide the others; whoever loads its run finds it.
@@ -342,6 +350,10 @@ fn list(filter: RunFilter) -> (String, Args) {
     if let Some(parent) = &filter.parent {
         when("r.parent_id = ?");
         args.put(parent.as_str());
+    }
+    if let Some(owner) = filter.owner {
+        when("r.owner = ?");
+        args.put(owner);
     }
     if let Some(status) = filter.status {
         when("r.status = ?");

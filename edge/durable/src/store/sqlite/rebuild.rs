@@ -2,7 +2,8 @@
 
 use super::SqliteStore;
 use super::lifecycle::{Change, Repair};
-use crate::ids::{ActivityId, RunId};
+use crate::ids::{ActivityId, RunId, WaitId};
+use crate::record::WaitingKind;
 use crate::store::{Loaded, Rebuilt, StoreError, index};
 use crate::time::Timestamp;
 
@@ -27,15 +28,15 @@ impl SqliteStore {
 
     async fn examine(&self, row: IndexRow, rebuilt: &mut Rebuilt) -> Result<(), StoreError> {
         let change = match self.whole(&row.run).await {
-            Ok(loaded) => {
+            Ok((loaded, misfiled)) => {
                 let found = row.due_at.and_then(|ms| Timestamp::from_millis(ms).ok());
                 let due_at = index::due_at(&loaded.head, loaded.inbox.signal, found, loaded.now)
                     .map(Timestamp::as_millis);
-                if due_at == row.due_at && loaded.inbox.quarantine.is_none() {
+                if due_at == row.due_at && misfiled.is_empty() && loaded.inbox.quarantine.is_none() {
                     rebuilt.runs += 1;
                     return Ok(());
                 }
-                Change::Whole { due_at }
+                Change::Whole { due_at, misfiled }
             }
             Err(StoreError::Corrupt { what }) => Change::Corrupt { why: what },
             // A newer schema is for a newer program to judge.
@@ -63,9 +64,11 @@ impl SqliteStore {
         Ok(())
     }
 
+    /// The run, and its waits of another kind than their column says.
+    ///
     /// # Errors
     /// `corrupt` when the head, its state or a row of the journal is.
-    async fn whole(&self, run: &RunId) -> Result<Loaded, StoreError> {
+    async fn whole(&self, run: &RunId) -> Result<(Loaded, Vec<(WaitId, WaitingKind)>), StoreError> {
         let loaded = self.reads.load(run).await?;
         let mut after: Option<ActivityId> = None;
         loop {
@@ -75,8 +78,7 @@ impl SqliteStore {
                 Some(_) | None => break,
             }
         }
-        self.reads.waits(run).await?;
-        Ok(loaded)
+        Ok((loaded, self.reads.misfiled(run).await?))
     }
 }
 

@@ -104,10 +104,11 @@ impl Transition {
             head.created_at,
             head.waiting_kind,
             self.due_at.map(Timestamp::as_millis),
+            head.owner,
         ];
         let found = tx.row(
             "SELECT signal, kind IS ?2 AND definition IS ?3 AND parent_id IS ?4 AND created_at IS ?5 \
-             AND waiting_kind IS ?6 AND due_at IS ?7 FROM runs WHERE run_id = ?1",
+             AND waiting_kind IS ?6 AND due_at IS ?7 AND owner IS ?8 FROM runs WHERE run_id = ?1",
             columns,
             |row| Ok((row.get(0)?, row.get(1)?)),
         )?;
@@ -115,7 +116,7 @@ impl Transition {
         if !same {
             tx.execute(
                 "UPDATE runs SET kind = ?2, definition = ?3, parent_id = ?4, created_at = ?5, waiting_kind = ?6, \
-                 due_at = ?7 WHERE run_id = ?1",
+                 due_at = ?7, owner = ?8 WHERE run_id = ?1",
                 columns,
             )?;
         }
