@@ -40,6 +40,7 @@ pub struct GraphBuilder<S, E = super::NoEffect> {
     pub(super) recovery_attempts: u32,
     pub(super) keep_checkpoints: Option<u32>,
     pub(super) delete_on_success: bool,
+    pub(super) declared: Option<String>,
     pub(super) refused: Vec<CompileError>,
 }
 
@@ -92,6 +93,7 @@ where
             recovery_attempts: 10,
             keep_checkpoints: None,
             delete_on_success: false,
+            declared: None,
             refused: Vec::new(),
         }
     }
@@ -106,6 +108,14 @@ where
     #[must_use]
     pub fn kind(mut self, kind: &str) -> Self {
         kind.clone_into(&mut self.kind);
+        self
+    }
+
+    /// The front-end's own digest of the declaration that this graph is made from, `sha256:…`: runs are pinned to it, not to the
+    /// graph's facts. The same declaration has to make the same graph.
+    #[must_use]
+    pub fn declared(mut self, digest: &str) -> Self {
+        self.declared = Some(digest.to_owned());
         self
     }
 

@@ -299,7 +299,7 @@ where
             check.node(name);
         }
         let budgets = check.budgets(&self.budgets);
-        let digest = self.digest();
+        let digest = self.declared.clone().unwrap_or_else(|| self.digest());
         let entry = check.entry(self.entry_name());
         let terminal: BTreeSet<String> = self.terminal.iter().cloned().collect();
         for node in &terminal {

@@ -33,6 +33,8 @@ pub struct Ctx {
     pub(crate) bindings: Arc<Bindings>,
     pub(crate) metadata: Arc<std::collections::BTreeMap<String, String>>,
     pub(crate) traceparent: Option<Arc<str>>,
+    pub(crate) owner: Option<Arc<str>>,
+    pub(crate) root: RunId,
 }
 
 impl Ctx {
@@ -72,6 +74,16 @@ impl Ctx {
         self.traceparent.as_deref()
     }
 
+    /// Who made the run (D85); a host's word.
+    pub fn owner(&self) -> Option<Arc<str>> {
+        self.owner.clone()
+    }
+
+    /// The first run of the lineage (D11); the run itself when nobody started it.
+    pub fn root(&self) -> &RunId {
+        &self.root
+    }
+
     /// Something of the process, put there by `Options::bindings`.
     pub fn binding<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.bindings.get()
@@ -86,6 +98,7 @@ impl Ctx {
             effect: Effect::Unsafe,
             retry: None,
             reconcile: None,
+            announce: None,
         }
     }
 
@@ -212,6 +225,8 @@ impl From<ActivityError> for NodeError {
     }
 }
 
+/// The name and the data of an event that tells of an attempt, by its number.
+type Announcement = Box<dyn FnOnce(u32) -> (Cow<'static, str>, Bytes) + Send>;
 type Probe = Box<dyn FnOnce(ActivityRecord) -> BoxFuture<'static, Option<Bytes>> + Send>;
 
 /// A call in the making. Nothing happens before `run`.
@@ -223,6 +238,7 @@ pub struct Activity {
     effect: Effect,
     retry: Option<RetryPolicy>,
     reconcile: Option<Probe>,
+    announce: Option<Announcement>,
 }
 
 impl Activity {
@@ -251,6 +267,15 @@ impl Activity {
         Fut: Future<Output = Option<Bytes>> + Send + 'static,
     {
         self.reconcile = Some(Box::new(move |record| Box::pin(probe(record))));
+        self
+    }
+
+    /// An event of the host's own that is committed with the intent of an attempt; nothing is told of a replay. `data` is JSON.
+    pub fn announce(
+        mut self,
+        event: impl FnOnce(u32) -> (Cow<'static, str>, Bytes) + Send + 'static,
+    ) -> Self {
+        self.announce = Some(Box::new(event));
         self
     }
 
@@ -316,6 +341,10 @@ impl Activity {
                     attempt,
                     confirmed,
                 } => {
+                    if let Some(announce) = self.announce.take() {
+                        let (name, data) = announce(attempt);
+                        self.ctx.ledger.emit(name, data);
+                    }
                     let mut cut = CutOff {
                         ctx: &self.ctx,
                         id: Some(&id),

@@ -67,6 +67,8 @@ where
             bindings: Arc::clone(&self.inner.bindings),
             metadata: Arc::new(self.head.metadata.clone()),
             traceparent: self.head.traceparent.as_deref().map(Arc::from),
+            owner: self.head.owner.as_deref().map(Arc::from),
+            root: self.head.lineage.root.clone(),
         };
         // The call itself may panic too, not only the future it makes.
         let code = Arc::clone(&entry.node);
