@@ -20,6 +20,9 @@ pub trait Fixture: Send + Sync {
 
     /// Changes stored rows of this run behind the adapter's back. Panics when there is no such row.
     fn tamper<'a>(&'a self, run: &'a RunId, tamper: Tamper) -> BoxFuture<'a, ()>;
+
+    /// Puts the body `[]` in the place of this version's of an agent. Panics when there is no such version.
+    fn spoil<'a>(&'a self, agent: &'a str, version: u64) -> BoxFuture<'a, ()>;
 }
 
 /// What is done to stored rows. Payloads that the suite tampers with stand in their row, except for the `Blob` kinds.
@@ -41,6 +44,8 @@ pub enum Tamper {
     DueAt(Option<Timestamp>),
     /// `runs.waiting_kind`, which is.
     WaitingKind(Option<&'static str>),
+    /// `runs.owner`, a copy of what is sealed.
+    Owner(Option<&'static str>),
     /// One byte of `checkpoints.state` of this revision is flipped.
     CheckpointState(Revision),
     /// `checkpoints.seal` of this revision is NULL.
@@ -49,6 +54,8 @@ pub enum Tamper {
     ActivityOutput(ActivityId),
     /// One byte of `waits.body` is flipped.
     WaitBody(WaitId),
+    /// `waits.kind`, which is not sealed.
+    WaitKind(WaitId, Option<&'static str>),
     /// One byte of `blobs.bytes` of this run and digest is flipped.
     Blob(Digest),
     /// The row of `blobs` is gone.

@@ -45,4 +45,8 @@ impl Fixture for MemoryFixture {
     fn tamper<'a>(&'a self, run: &'a RunId, tamper: Tamper) -> BoxFuture<'a, ()> {
         Box::pin(async move { self.store.tamper(run, tamper) })
     }
+
+    fn spoil<'a>(&'a self, agent: &'a str, version: u64) -> BoxFuture<'a, ()> {
+        Box::pin(async move { self.store.spoil(agent, version) })
+    }
 }

@@ -81,6 +81,21 @@ impl Fixture for PostgresFixture {
         })
     }
 
+    fn spoil<'a>(&'a self, agent: &'a str, version: u64) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let guarded = |word: &str| {
+                let sql = format!("ALTER TABLE definitions {word} TRIGGER definitions_are_immutable");
+                self.server.sql(&sql).unwrap();
+            };
+            guarded("DISABLE");
+            self.change(&format!(
+                "UPDATE definitions SET body = '[]' WHERE kind = 'agent' AND name = {} AND version = {version}",
+                text(agent)
+            ));
+            guarded("ENABLE");
+        })
+    }
+
     fn tamper<'a>(&'a self, run: &'a RunId, tamper: Tamper) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let id = text(run.as_str());
@@ -114,6 +129,9 @@ impl Fixture for PostgresFixture {
                 Tamper::WaitingKind(kind) => {
                     self.head(run, &format!("waiting_kind = {}", some(kind.map(text))));
                 }
+                Tamper::Owner(owner) => {
+                    self.head(run, &format!("owner = {}", some(owner.map(text))));
+                }
                 Tamper::CheckpointState(revision) => self.checkpoint(run, revision, &flip("state")),
                 Tamper::DropCheckpointSeal(revision) => self.checkpoint(run, revision, "seal = NULL"),
                 Tamper::ActivityOutput(activity) => self.change(&format!(
@@ -123,6 +141,10 @@ impl Fixture for PostgresFixture {
                 Tamper::WaitBody(wait) => self.change(&format!(
                     "UPDATE waits SET {} WHERE run_id = {id} AND wait_id = '{wait}'",
                     flip("body")
+                )),
+                Tamper::WaitKind(wait, kind) => self.change(&format!(
+                    "UPDATE waits SET kind = {} WHERE run_id = {id} AND wait_id = '{wait}'",
+                    some(kind.map(text))
                 )),
                 Tamper::Blob(digest) => self.change(&format!(
                     "UPDATE blobs SET {} WHERE run_id = {id} AND digest = {}",

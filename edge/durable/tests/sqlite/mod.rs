@@ -108,6 +108,26 @@ impl Fixture for SqliteFixture {
         Box::pin(std::future::ready(()))
     }
 
+    fn spoil<'a>(&'a self, agent: &'a str, version: u64) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let mut conn = connect(&self.path()).await;
+            let guard: String =
+                sqlx::query_scalar("SELECT sql FROM sqlite_schema WHERE name = 'definitions_are_immutable'")
+                    .fetch_one(&mut conn)
+                    .await
+                    .unwrap();
+            conn.execute("DROP TRIGGER definitions_are_immutable")
+                .await
+                .unwrap();
+            self.change(&format!(
+                "UPDATE definitions SET body = '[]' WHERE kind = 'agent' AND name = {} AND version = {version}",
+                text(agent)
+            ))
+            .await;
+            conn.execute(AssertSqlSafe(guard)).await.unwrap();
+        })
+    }
+
     fn tamper<'a>(&'a self, run: &'a RunId, tamper: Tamper) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let of_run = format!("run_id = {}", text(run.as_str()));
@@ -142,6 +162,10 @@ impl Fixture for SqliteFixture {
                     self.head(run, &format!("waiting_kind = {}", some(kind.map(text))))
                         .await;
                 }
+                Tamper::Owner(owner) => {
+                    self.head(run, &format!("owner = {}", some(owner.map(text))))
+                        .await
+                }
                 Tamper::CheckpointState(revision) => {
                     self.flip("checkpoints", "state", &checkpoint(revision)).await;
                 }
@@ -157,6 +181,12 @@ impl Fixture for SqliteFixture {
                 Tamper::WaitBody(id) => {
                     let condition = format!("{of_run} AND wait_id = {}", text(id.as_str()));
                     self.flip("waits", "body", &condition).await;
+                }
+                Tamper::WaitKind(id, kind) => {
+                    let condition = format!("{of_run} AND wait_id = {}", text(id.as_str()));
+                    let kind = some(kind.map(text));
+                    self.change(&format!("UPDATE waits SET kind = {kind} WHERE {condition}"))
+                        .await;
                 }
                 Tamper::Blob(digest) => {
                     let condition = format!("{of_run} AND digest = {}", bytes(&digest));

@@ -29,6 +29,16 @@ impl MemoryStore {
     pub fn tamper(&self, run: &RunId, what: Tamper) {
         self.tables.lock().tamper(run, what);
     }
+
+    /// Puts the body `[]` in the place of this version's of an agent. Panics when there is no such version.
+    pub fn spoil(&self, agent: &str, version: u64) {
+        let mut tables = self.tables.lock();
+        let name = tables
+            .definitions
+            .get_mut(&("agent".to_owned(), agent.to_owned()));
+        let row = name.and_then(|name| name.versions.get_mut(&version));
+        row.expect("there is such a version").body = Bytes::from_static(b"[]");
+    }
 }
 
 impl Tables {
@@ -54,6 +64,7 @@ impl Tables {
             }
             Tamper::DueAt(due_at) => rows.due_at = due_at,
             Tamper::WaitingKind(kind) => rows.head.waiting_kind = kind.map(str::to_owned),
+            Tamper::Owner(owner) => rows.head.owner = owner.map(str::to_owned),
             Tamper::CheckpointState(revision) => {
                 let row = rows.checkpoints.get_mut(&row_of(revision));
                 flip_inline(&mut row.expect("there is such a checkpoint").state);
@@ -73,6 +84,10 @@ impl Tables {
             Tamper::WaitBody(id) => {
                 let row = rows.waits.values_mut().find(|row| row.wait_id == id.as_str());
                 flip(&mut row.expect("there is such a wait").body);
+            }
+            Tamper::WaitKind(id, kind) => {
+                let row = rows.waits.values_mut().find(|row| row.wait_id == id.as_str());
+                row.expect("there is such a wait").kind = kind.map(str::to_owned);
             }
             Tamper::Blob(digest) => flip(rows.blobs.get_mut(&digest).expect("there is such a blob")),
             Tamper::DropBlob(digest) => {

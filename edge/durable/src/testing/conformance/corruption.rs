@@ -102,6 +102,10 @@ pub async fn a_changed_sealed_column_is_corrupt(fixture: &dyn Fixture) {
     head_is_corrupt(fixture, |_| Tamper::WaitingKind(Some("timer")), false).await;
 }
 
+pub async fn a_changed_owner_is_corrupt(fixture: &dyn Fixture) {
+    head_is_corrupt(fixture, |_| Tamper::Owner(Some("somebody else")), false).await;
+}
+
 pub async fn a_changed_long_state_is_corrupt(fixture: &dyn Fixture) {
     let digest = *payload(vec![9; INLINE_MAX + 1]).digest();
     head_is_corrupt(fixture, |_| Tamper::Blob(digest), true).await;

@@ -1,12 +1,18 @@
 //! Creation, idempotency keys, tombstones.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 
-use super::support::{held, new, over, queued, refused, revision, snapshot};
+use super::support::{held, hold, new, over, queued, refused, revision, snapshot};
 use crate::ids::Revision;
-use crate::store::Created;
+use crate::record::{Status, WaitingKind};
+use crate::store::{Created, Store};
 use crate::testing::Fixture;
-use crate::testing::build::{LONG, advance, create, create_with, idempotency, lease_for, payload, post, run};
+use crate::testing::build::{
+    LONG, advance, create, create_with, ended, idempotency, lease_for, parked, payload, post, run,
+};
+use crate::time::Timestamp;
 
 pub async fn a_new_run_is_loaded_as_it_was_written(fixture: &dyn Fixture) {
     let store = fixture.store();
@@ -113,6 +119,84 @@ pub async fn keys_of_two_callers_are_two_keys(fixture: &dyn Fixture) {
         creation.idempotency = Some(idempotency(scope, key, 1));
         new(store.create(creation).await.unwrap());
     }
+}
+
+/// A queued run that was made with a key of this name, at this time of the caller's clock.
+async fn keyed(store: &dyn Store, name: &str, now: Timestamp) {
+    let mut creation = create(&run(name), now);
+    creation.idempotency = Some(idempotency("caller", name, 1));
+    new(store.create(creation).await.unwrap());
+}
+
+/// Whether a creation with the key of this name is answered with its run.
+async fn is_kept(store: &dyn Store, name: &str) -> bool {
+    let mut again = create(&run("another"), store.now().await.unwrap());
+    again.idempotency = Some(idempotency("caller", name, 2));
+    match store.create(again).await.unwrap() {
+        Created::KeyConflict { run: made } => {
+            assert_eq!(made, run(name));
+            true
+        }
+        Created::New { .. } => {
+            let end = ended(advance(&hold(store, &run("another")).await), Status::Failed);
+            store.commit(end).await.unwrap();
+            false
+        }
+        other @ (Created::Replayed { .. } | Created::Exists) => panic!("{other:?}"),
+    }
+}
+
+pub async fn old_keys_are_forgotten_when_their_run_is_over_or_gone(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let now = store.now().await.unwrap();
+    for name in ["queued", "waiting", "over", "gone"] {
+        keyed(&*store, name, now).await;
+    }
+    let acquired = hold(&*store, &run("waiting")).await;
+    let park = parked(advance(&acquired), WaitingKind::Approval, None, 0);
+    store.commit(park).await.unwrap();
+    for name in ["over", "gone"] {
+        let acquired = hold(&*store, &run(name)).await;
+        let end = ended(advance(&acquired), Status::Succeeded);
+        store.commit(end).await.unwrap();
+    }
+    store.delete_if_idle(&run("gone")).await.unwrap();
+    // None is older than the first of them.
+    assert_eq!(store.forget_keys(now, 100).await.unwrap(), 0);
+    assert!(is_kept(&*store, "over").await);
+    let later = store.now().await.unwrap().plus(Duration::from_secs(1));
+    assert_eq!(store.forget_keys(later, 100).await.unwrap(), 2);
+    assert_eq!(store.forget_keys(later, 100).await.unwrap(), 0);
+    assert!(is_kept(&*store, "queued").await);
+    assert!(is_kept(&*store, "waiting").await);
+    assert!(!is_kept(&*store, "over").await);
+}
+
+pub async fn the_oldest_keys_are_forgotten_first(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let mut times = Vec::new();
+    for name in ["z first", "m second", "a third"] {
+        let id = over(&*store, &format!("before {name}")).await;
+        store.delete_if_idle(&id).await.unwrap();
+        fixture.pass(Duration::from_millis(2)).await;
+        let now = store.now().await.unwrap();
+        times.push(now);
+        keyed(&*store, name, now).await;
+        let acquired = hold(&*store, &run(name)).await;
+        store
+            .commit(ended(advance(&acquired), Status::Succeeded))
+            .await
+            .unwrap();
+    }
+    fixture.pass(Duration::from_millis(2)).await;
+    let later = store.now().await.unwrap();
+    assert_eq!(store.forget_keys(later, 0).await.unwrap(), 0);
+    assert_eq!(store.forget_keys(later, 1).await.unwrap(), 1);
+    assert!(is_kept(&*store, "m second").await && is_kept(&*store, "a third").await);
+    // Up to a time that the last of them is not older than.
+    assert_eq!(store.forget_keys(times[2], 100).await.unwrap(), 1);
+    assert!(is_kept(&*store, "a third").await);
+    assert_eq!(store.forget_keys(later, 100).await.unwrap(), 1);
 }
 
 pub async fn concurrent_twins_make_one_run(fixture: &dyn Fixture) {

@@ -159,6 +159,71 @@ pub async fn a_list_can_be_filtered(fixture: &dyn Fixture) {
     assert_eq!(sorted(&*store, neither).await, [""; 0]);
 }
 
+pub async fn a_list_can_be_of_one_owner(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    for (n, (id, owner)) in [
+        ("b", Some("mine")),
+        ("a", Some("mine")),
+        ("theirs", Some("Mine")),
+        ("nobody", None),
+        ("flow", Some("mine")),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut creation = create(&run(id), at(1_000 * i64::try_from(n + 1).unwrap()));
+        creation.head.owner = owner.map(str::to_owned);
+        if id == "flow" {
+            creation.head.definition.kind = "flow".to_owned();
+        }
+        new(store.create(creation).await.unwrap());
+    }
+    let of = |owner: &str| RunFilter {
+        owner: Some(owner.to_owned()),
+        ..any()
+    };
+    assert_eq!(ids(&*store, of("mine")).await, ["b", "a", "flow"]);
+    assert_eq!(ids(&*store, of("Mine")).await, ["theirs"]);
+    assert_eq!(ids(&*store, of("")).await, [""; 0]);
+    assert_eq!(ids(&*store, any()).await.len(), 5);
+    let page = RunFilter {
+        after: Some((at(1_000), run("b"))),
+        limit: 1,
+        ..of("mine")
+    };
+    assert_eq!(ids(&*store, page).await, ["a"]);
+    let flows = RunFilter {
+        definition: Some(("flow".to_owned(), "conformance".to_owned())),
+        ..of("mine")
+    };
+    assert_eq!(ids(&*store, flows).await, ["flow"]);
+    // The owner stays through commits, and every other filter goes with it.
+    let acquired = store.acquire(&run("a"), lease_for("worker", LONG)).await.unwrap();
+    assert_eq!(acquired.loaded.head.owner.as_deref(), Some("mine"));
+    let park = parked(advance(&acquired), WaitingKind::Approval, None, 0);
+    store.commit(park).await.unwrap();
+    let loaded = store.load(&run("a")).await.unwrap();
+    assert_eq!(loaded.head.owner.as_deref(), Some("mine"));
+    let waiting = |owner| RunFilter {
+        status: Some(Status::Waiting),
+        waiting_kind: Some(WaitingKind::Approval),
+        ..of(owner)
+    };
+    assert_eq!(ids(&*store, waiting("mine")).await, ["a"]);
+    assert_eq!(ids(&*store, waiting("Mine")).await, [""; 0]);
+    let live = |owner| RunFilter {
+        status: Some(Status::Waiting),
+        ..of(owner)
+    };
+    assert_eq!(ids(&*store, live("mine")).await, ["a"]);
+    assert_eq!(ids(&*store, live("Mine")).await, [""; 0]);
+    let over = RunFilter {
+        status: Some(Status::Failed),
+        ..of("mine")
+    };
+    assert_eq!(ids(&*store, over).await, [""; 0]);
+}
+
 pub async fn a_list_can_be_of_what_is_due(fixture: &dyn Fixture) {
     let store = fixture.store();
     various(&*store).await;

@@ -3,7 +3,10 @@
 pub mod atomicity;
 pub mod claims;
 pub mod corruption;
+pub mod counts;
 pub mod creation;
+pub mod definitions;
+pub mod gates;
 pub mod hints;
 pub mod history;
 pub mod host_clock;
@@ -32,6 +35,8 @@ macro_rules! conformance_tests {
                 the_same_key_and_request_make_one_run,
                 the_same_key_with_another_request_conflicts,
                 keys_of_two_callers_are_two_keys,
+                old_keys_are_forgotten_when_their_run_is_over_or_gone,
+                the_oldest_keys_are_forgotten_first,
                 concurrent_twins_make_one_run,
                 concurrent_creations_of_one_id_make_one_run,
                 a_deleted_id_is_never_used_again,
@@ -144,6 +149,7 @@ macro_rules! conformance_tests {
                 a_missing_seal_is_corrupt,
                 a_copied_head_is_corrupt,
                 a_changed_sealed_column_is_corrupt,
+                a_changed_owner_is_corrupt,
                 a_changed_long_state_is_corrupt,
                 a_missing_long_state_is_corrupt,
                 an_older_schema_than_the_first_is_corrupt,
@@ -170,10 +176,37 @@ macro_rules! conformance_tests {
             lists: [
                 a_list_is_in_order_of_creation_then_id,
                 a_list_can_be_filtered,
+                a_list_can_be_of_one_owner,
                 a_list_can_be_of_what_is_due,
                 a_listed_head_is_the_loaded_head,
                 due_work_comes_in_pages_in_order,
                 due_work_says_whether_it_is_held,
+            ];
+            gates: [
+                gates_come_in_order_over_all_runs,
+                gates_can_be_filtered,
+                a_settled_gate_is_not_armed_and_stays_among_all,
+                a_gate_comes_whole_with_the_definition_of_its_run,
+                what_is_corrupt_or_set_aside_hides_no_gate,
+                a_gate_under_a_wrong_kind_is_not_shown_and_is_found_again,
+            ];
+            counts: [
+                what_is_not_over_is_counted_by_status,
+                what_is_set_aside_is_not_counted,
+                armed_waits_are_counted_by_kind,
+            ];
+            definitions: [
+                a_definition_comes_back_byte_for_byte,
+                the_newest_digest_again_is_the_same_version,
+                a_digest_of_before_is_a_new_version,
+                what_is_no_definition_is_refused,
+                a_name_is_withdrawn_once_and_restored_by_either,
+                kinds_keep_their_names_apart,
+                of_concurrent_twins_one_is_new,
+                concurrent_definitions_are_all_kept,
+                definitions_come_in_pages_by_name,
+                versions_come_in_pages_in_order,
+                a_changed_body_is_corrupt_and_hides_nothing,
             ];
             hints: [
                 a_new_run_is_hinted_at,

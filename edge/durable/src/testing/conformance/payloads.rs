@@ -277,6 +277,7 @@ pub async fn awkward_texts_are_kept_in_every_place(fixture: &dyn Fixture) {
         creation.head.definition.name.clone_from(text);
         creation.head.definition.kind.clone_from(text);
         creation.head.lineage.parent = Some(run(text));
+        creation.head.owner = Some(text.clone());
         creation.idempotency = Some(idempotency(text, text, 1));
         new(store.create(creation.clone()).await.unwrap());
         assert_eq!(
@@ -286,6 +287,7 @@ pub async fn awkward_texts_are_kept_in_every_place(fixture: &dyn Fixture) {
         let filter = RunFilter {
             definition: Some((text.clone(), text.clone())),
             parent: Some(run(text)),
+            owner: Some(text.clone()),
             limit: 10,
             ..RunFilter::default()
         };

@@ -21,6 +21,9 @@ fn every_case_is_in_the_list() {
         include_str!("corruption.rs"),
         include_str!("lifecycle.rs"),
         include_str!("lists.rs"),
+        include_str!("gates.rs"),
+        include_str!("counts.rs"),
+        include_str!("definitions.rs"),
         include_str!("hints.rs"),
         include_str!("host_clock.rs"),
     ];
