@@ -26,7 +26,8 @@ pub fn hex(digest: &Digest) -> String {
         .collect()
 }
 
-fn from_hex(text: &str) -> Option<Digest> {
+/// The digest of 64 hex digits.
+pub(crate) fn from_hex(text: &str) -> Option<Digest> {
     let nibble = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
     let mut digest = Digest::default();
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();

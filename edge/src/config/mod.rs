@@ -14,6 +14,7 @@ use std::path::Path;
 use iop_shared::config::{ConfigError, Source};
 
 pub use build::World;
+pub(crate) use keys::from_hex;
 pub use keys::{digest, hex, is_key_name};
 pub use settings::{
     Digest, EjectionSettings, GateSettings, KeySettings, LinkSettings, ModelFilter, ModelPattern, OnNodeLost,
