@@ -2,6 +2,7 @@
 
 mod check;
 mod keys;
+mod runs;
 mod serve;
 
 use std::path::{Path, PathBuf};
@@ -38,6 +39,8 @@ enum Command {
     /// Makes API keys.
     #[command(subcommand)]
     Keys(keys::Keys),
+    /// Looks at runs and decides what they wait for, at a running edge.
+    Runs(runs::Runs),
 }
 
 /// Does what the command line says.
@@ -46,6 +49,7 @@ pub(crate) fn run() -> ExitCode {
     match cli.command {
         Some(Command::Check { config }) => check::run(&config),
         Some(Command::Keys(keys)) => keys::run(&keys),
+        Some(Command::Runs(runs)) => runs::run(runs),
         None => serve::run(cli.config.as_deref()),
     }
 }
@@ -74,8 +78,50 @@ mod tests {
         assert!(parse(&["check"]).is_ok());
         assert!(parse(&["check", "--config", "a"]).is_ok());
         assert!(parse(&["keys", "new", "ci", "--roles", "inference,metrics"]).is_ok());
+        for runs in [
+            &[
+                "ls",
+                "--status",
+                "waiting",
+                "--agent",
+                "a",
+                "--waiting",
+                "approval",
+                "--limit",
+                "3",
+            ][..],
+            &["ls", "--approvals", "--json"],
+            &["--url", "https://edge", "show", "run_1"],
+            &["approve", "run_1"],
+            &[
+                "approve",
+                "run_1",
+                "apr_1",
+                "--edit",
+                "{\"n\": 1}",
+                "--reason",
+                "less",
+                "--decision-id",
+                "d",
+            ],
+            &["deny", "run_1", "--reason", "no", "--url", "https://edge"],
+            &["resume", "run_1"],
+            &["cancel", "run_1", "--reason", "enough", "--cancel-id", "c"],
+        ] {
+            let all: Vec<&str> = std::iter::once("runs").chain(runs.iter().copied()).collect();
+            assert!(parse(&all).is_ok(), "{runs:?}");
+        }
         for bad in [
             &["runs"][..],
+            &["runs", "ls", "--status", "idle"],
+            &["runs", "ls", "--limit", "0"],
+            &["runs", "ls", "--approvals", "--waiting", "input"],
+            &["runs", "show"],
+            &["runs", "show", ".."],
+            &["runs", "ls", "--url", "edge:8080"],
+            &["runs", "approve", "run_1", "--edit", "[1]"],
+            &["runs", "approve", "run_1", "--edit", "{"],
+            &["runs", "deny", "run_1", "--edit", "{}"],
             &["keys"],
             &["keys", "new"],
             &["keys", "new", "a b"],

@@ -1,0 +1,200 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-03-04T12:00:00Z".parse().unwrap()
+}
+
+fn read<T: serde::de::DeserializeOwned>(json: &str) -> T {
+    serde_json::from_str(json).unwrap()
+}
+
+#[test]
+fn runs_stand_in_columns() {
+    let all: Vec<Run> = read(
+        r#"[
+        {"id": "run_1", "agent": "deployer", "status": "waiting", "created_at": "2026-03-04T11:15:00.000Z",
+         "waiting_on": [{"kind": "approval", "tool": "deploy"}, {"kind": "approval", "tool": "deploy"}, {"kind": "input"}]},
+        {"id": "run_22", "agent": "helper", "status": "failed", "created_at": "2026-02-28T12:00:00Z", "resumable": true,
+         "outcome": {"status": "failed"}, "waiting_on": []},
+        {"id": "run_3", "agent": null, "status": "waiting", "blocked": "definition_missing", "created_at": "2026-03-04T12:00:09Z",
+         "waiting_on": [{"kind": "resume"}], "members": "of a newer edge"}]"#,
+    );
+    assert_eq!(
+        runs(&all, now()),
+        "\
+ID      AGENT     STATUS                                 WAITING ON                  AGE
+run_1   deployer  waiting                                2 × approval deploy, input  45m
+run_22  helper    failed (resumable)                     -                           4d
+run_3   -         waiting (blocked: definition_missing)  resume                      0s
+"
+    );
+    assert_eq!(runs(&[], now()), "ID  AGENT  STATUS  WAITING ON  AGE\n");
+}
+
+#[test]
+fn approvals_show_the_exact_call() {
+    let all: Vec<Approval> = read(
+        r#"[
+        {"id": "apr_1", "run_id": "run_1", "agent": "deployer", "tool": "deploy", "status": "pending",
+         "arguments": {"b": 1.00, "a": 12345678901234567890123}, "arguments_digest": "sha256:1",
+         "created_at": "2026-03-04T09:00:00Z", "expires_at": "2026-03-07T12:00:00Z"},
+        {"id": "apr_2", "run_id": "run_2", "agent": "deployer", "tool": "charge", "status": "pending",
+         "arguments": "no {json", "arguments_digest": "sha256:2", "created_at": "2026-03-04T11:59:01Z", "expires_at": null}]"#,
+    );
+    assert_eq!(
+        approvals(&all, now()),
+        "\
+RUN    APPROVAL  AGENT     AGE  EXPIRES  TOOL    ARGUMENTS
+run_1  apr_1     deployer  3h   3d       deploy  {\"b\": 1.00, \"a\": 12345678901234567890123}
+run_2  apr_2     deployer  59s  never    charge  \"no {json\"
+"
+    );
+    assert_eq!(
+        call(&all[0]),
+        "\
+run       run_1
+approval  apr_1
+agent     deployer
+tool      deploy
+arguments {\"b\": 1.00, \"a\": 12345678901234567890123}
+digest    sha256:1
+"
+    );
+}
+
+#[test]
+fn a_run_is_shown_with_all_that_it_waits_for() {
+    let waiting: Run = read(
+        r#"{"id": "run_1", "agent": "deployer", "definition": {"version": 7, "digest": "sha256:0"}, "status": "waiting",
+         "step": "turn-2", "life": 1, "created_at": "2026-03-04T09:00:00Z", "updated_at": "2026-03-04T11:59:00Z",
+         "deadline": "2026-03-05T12:00:00Z",
+         "budgets": {"turns": {"used": 2, "limit": 20}, "spend": {"used": 0.50, "limit": 2.5}},
+         "waiting_on": [
+          {"kind": "approval", "id": "apr_1", "tool": "deploy", "call_id": "c", "arguments": {"region": "eu"},
+           "arguments_digest": "sha256:1", "expires_at": "2026-03-06T12:00:00Z", "url": "/api/v1/runs/run_1/approvals/apr_1"},
+          {"kind": "input", "id": "wait_1", "prompt": "Which one?", "url": "/api/v1/runs/run_1/inputs/wait_1"},
+          {"kind": "reconciliation", "activity_id": "act_1", "tool": "charge", "attempt": 2}]}"#,
+    );
+    let turns: Vec<Turn> = read(
+        r#"[{"n": 1, "usage": {"input": 10, "output": 4}, "attempts": 1,
+             "response": {"content": "", "tool_calls": [{"id": "c0", "name": "lookup", "arguments": "{\"sku\":1}"}]}},
+            {"n": 2, "usage": null, "attempts": 2, "response": {"content": "Shall I?", "tool_calls": []}}]"#,
+    );
+    let steps: Vec<Step> = read(
+        r#"[{"name": "turn-1", "kind": "reason", "status": "completed", "attempts": 1},
+            {"name": "turn-1", "kind": "action", "status": "failed", "attempts": 3,
+             "error": {"kind": "tool_error", "code": "http_503", "message": "busy", "step": "turn-1"}}]"#,
+    );
+    assert_eq!(
+        run(&waiting, &steps, &turns, now()),
+        "\
+run       run_1
+agent     deployer, version 7
+status    waiting
+life      1
+step      turn-2
+created   2026-03-04T09:00:00Z (3h ago)
+updated   2026-03-04T11:59:00Z (1m ago)
+deadline  2026-03-05T12:00:00Z (in 24h)
+budgets   spend 0.50/2.5, turns 2/20
+
+waits for
+  approval apr_1 deploy, expires 2026-03-06T12:00:00Z (in 2d)
+    {\"region\": \"eu\"}
+    sha256:1
+    iop-edge runs approve run_1 apr_1
+  input wait_1
+    Which one?
+    POST /api/v1/runs/run_1/inputs/wait_1
+  reconciliation act_1 charge, attempt 2
+
+turns
+  1, 10 + 4 tokens
+    lookup {\"sku\":1}
+  2, 2 attempts
+    Shall I?
+
+steps
+  STEP    KIND    STATUS     ATTEMPTS  ERROR
+  turn-1  reason  completed  1
+  turn-1  action  failed     3         tool_error http_503 at turn-1: busy
+"
+    );
+}
+
+#[test]
+fn an_end_is_shown_with_its_reason() {
+    for (outcome, shown) in [
+        (
+            r#"{"status": "succeeded", "reason": "completed", "output": {"a": [1, 2.0]}}"#,
+            "  succeeded, completed\n  {\"a\": [1, 2.0]}\n",
+        ),
+        (
+            r#"{"status": "failed", "reason": "error", "output": null,
+                "error": {"kind": "rate_limited", "code": "http_429", "message": "slow down", "step": "turn-3", "attempt": 3}}"#,
+            "  failed, error\n  rate_limited http_429 at turn-3: slow down\n",
+        ),
+        (
+            r#"{"status": "exhausted", "reason": "budget", "exhausted": {"budget": "turns", "used": 20, "limit": 20}}"#,
+            "  exhausted, budget\n  budget turns, 20 of 20\n",
+        ),
+    ] {
+        let ended: Run = read(&format!(
+            r#"{{"id": "r", "status": "over", "outcome": {outcome}}}"#
+        ));
+        let text = run(&ended, &[], &[], now());
+        let (_, said) = text.split_once("\noutcome\n").unwrap();
+        assert_eq!(said, shown);
+    }
+}
+
+#[test]
+fn what_a_terminal_would_act_on_is_shown_as_json_escapes() {
+    assert_eq!(
+        plain("a\u{1b}[2K\rb\u{9b}c\u{7f}"),
+        r"a\u001b[2K\u000db\u009bc\u007f"
+    );
+    assert_eq!(plain("pay \u{202e}001"), r"pay \u202e001");
+    assert_eq!(plain("a\u{e0041}b"), r"a\udb40\udc41b");
+    assert_eq!(plain("grüße 東京 🚀"), "grüße 東京 🚀");
+
+    let raw: Box<RawValue> = read("{\n  \"a\\\"\":\t\"x\u{200b}\u{9b}\"\r\n}");
+    assert_eq!(json(&raw), r#"{   "a\"": "x\u200b\u009b"  }"#);
+}
+
+#[test]
+fn a_long_text_is_shown_by_its_beginning() {
+    let long = "é".repeat(EXCERPT);
+    assert_eq!(excerpt(&long), long);
+    assert_eq!(excerpt(&format!("{long}x")), format!("{long} …"));
+}
+
+#[test]
+fn spans_have_one_unit() {
+    for (seconds, text) in [
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (3_599, "59m"),
+        (3_600, "1h"),
+        (172_799, "47h"),
+        (172_800, "2d"),
+        (u64::MAX, "213503982334601d"),
+    ] {
+        assert_eq!(span(seconds), text);
+    }
+}
+
+proptest! {
+    /// Whatever a model writes as arguments: what is shown is one line that a terminal does not act on, and the same JSON.
+    #[test]
+    fn shown_arguments_are_the_same_json(text in any::<String>(), pretty: bool) {
+        let value = serde_json::json!({ &*text: [text, 1, null] });
+        let written = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) };
+        let shown = json(&RawValue::from_string(written.unwrap()).unwrap());
+        prop_assert!(!shown.chars().any(is_hidden));
+        prop_assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+    }
+}

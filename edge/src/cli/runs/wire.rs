@@ -1,0 +1,193 @@
+//! What the API answers, as far as the command line reads it. Members that are not there are not shown; a call's arguments
+//! stay the bytes that the edge sent.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::Number;
+use serde_json::value::RawValue;
+
+/// RFC 3339.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Time(pub(super) Timestamp);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        text.parse().map(Self).map_err(D::Error::custom)
+    }
+}
+
+/// A run object (durable-api §3).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Run {
+    pub(super) id: String,
+    pub(super) agent: Option<String>,
+    pub(super) definition: Option<Definition>,
+    pub(super) status: String,
+    pub(super) blocked: Option<String>,
+    pub(super) step: Option<String>,
+    pub(super) life: Option<Number>,
+    pub(super) parent_run_id: Option<String>,
+    pub(super) resume_token: Option<String>,
+    pub(super) resumable: bool,
+    pub(super) waiting_on: Vec<WaitingOn>,
+    pub(super) budgets: BTreeMap<String, Budget>,
+    pub(super) outcome: Option<Outcome>,
+    pub(super) created_at: Option<Time>,
+    pub(super) updated_at: Option<Time>,
+    pub(super) deadline: Option<Time>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Definition {
+    pub(super) version: Option<Number>,
+    pub(super) digest: String,
+}
+
+/// One thing a run waits for. Which members are there depends on the kind.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WaitingOn {
+    pub(super) kind: String,
+    pub(super) id: Option<String>,
+    pub(super) tool: Option<String>,
+    pub(super) arguments: Option<Box<RawValue>>,
+    pub(super) arguments_digest: Option<String>,
+    pub(super) expires_at: Option<Time>,
+    pub(super) prompt: Option<String>,
+    pub(super) url: Option<String>,
+    pub(super) activity_id: Option<String>,
+    pub(super) attempt: Option<Number>,
+    pub(super) next_attempt_at: Option<Time>,
+    pub(super) deadline: Option<Time>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Budget {
+    pub(super) used: Option<Box<RawValue>>,
+    pub(super) limit: Option<Box<RawValue>>,
+}
+
+/// How a run ended.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Outcome {
+    pub(super) status: String,
+    pub(super) reason: Option<String>,
+    pub(super) output: Option<Box<RawValue>>,
+    pub(super) error: Option<RunError>,
+    pub(super) exhausted: Option<Exhausted>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RunError {
+    pub(super) kind: Option<String>,
+    pub(super) code: Option<String>,
+    pub(super) message: Option<String>,
+    pub(super) step: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Exhausted {
+    pub(super) budget: String,
+    pub(super) used: Option<Number>,
+    pub(super) limit: Option<Number>,
+}
+
+/// An approval object (durable-api §8 "Objects").
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Approval {
+    pub(super) id: String,
+    pub(super) run_id: String,
+    pub(super) agent: Option<String>,
+    pub(super) tool: String,
+    pub(super) arguments: Option<Box<RawValue>>,
+    pub(super) arguments_digest: String,
+    pub(super) status: String,
+    pub(super) decision_id: Option<String>,
+    pub(super) created_at: Option<Time>,
+    pub(super) expires_at: Option<Time>,
+}
+
+impl Approval {
+    pub(super) fn is_pending(&self) -> bool {
+        self.status == "pending"
+    }
+}
+
+/// A step object.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Step {
+    pub(super) name: String,
+    pub(super) kind: Option<String>,
+    pub(super) status: String,
+    pub(super) attempts: Option<Number>,
+    pub(super) error: Option<RunError>,
+}
+
+/// A turn object.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Turn {
+    pub(super) n: u64,
+    pub(super) response: Option<Response>,
+    pub(super) usage: Option<Usage>,
+    pub(super) attempts: Option<Number>,
+}
+
+/// What the model answered.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Response {
+    pub(super) content: Option<String>,
+    pub(super) refusal: Option<String>,
+    pub(super) tool_calls: Vec<ToolCall>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ToolCall {
+    pub(super) name: String,
+    /// Exactly as the model wrote them.
+    pub(super) arguments: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Usage {
+    pub(super) input: Option<u64>,
+    pub(super) output: Option<u64>,
+}
+
+/// A page of a list.
+#[derive(Debug, Deserialize)]
+pub(super) struct Page {
+    pub(super) data: Vec<Box<RawValue>>,
+    #[serde(default)]
+    pub(super) has_more: bool,
+    #[serde(default)]
+    pub(super) next_after: Option<String>,
+}
+
+/// The body of every error of the API.
+#[derive(Debug, Deserialize)]
+pub(super) struct ErrorBody {
+    pub(super) error: ErrorMembers,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ErrorMembers {
+    pub(super) code: String,
+    #[serde(default)]
+    pub(super) message: String,
+}
