@@ -1,0 +1,178 @@
+//! The headers that a declaration gives a request. Secrets are read at each call, so that replaced ones hold at once.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
+use iop_durable::failure::{Failure, FailureKind};
+use iop_shared::config::{SecretRef, SecretSource, SecretString};
+use secrecy::ExposeSecret;
+
+use crate::agents::spec::{EnvRef, FileRef, HeaderText};
+
+/// Headers of one request, and the secrets in them.
+#[derive(Default)]
+pub(crate) struct Resolved {
+    pub(crate) map: HeaderMap,
+    secrets: Vec<SecretString>,
+}
+
+impl Resolved {
+    /// A text from outside without the secrets that were sent there, whole or without a scheme such as `Bearer`.
+    pub(crate) fn redact(&self, mut text: String) -> String {
+        for secret in &self.secrets {
+            let whole = secret.expose_secret();
+            let last = whole.rsplit(' ').next().filter(|word| word.len() >= 8);
+            for part in [Some(whole), last].into_iter().flatten() {
+                if text.contains(part) {
+                    text = text.replace(part, "[redacted]");
+                }
+            }
+        }
+        text
+    }
+}
+
+/// Whether a declaration may set this header: what frames a message, and the key of the call, are not its business.
+pub(crate) fn allowed(name: &str) -> bool {
+    const OWN: [HeaderName; 7] = [
+        header::CONNECTION,
+        header::CONTENT_LENGTH,
+        header::HOST,
+        header::TE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+    ];
+    HeaderName::from_bytes(name.as_bytes())
+        .is_ok_and(|name| !OWN.contains(&name) && name != "idempotency-key" && name != "keep-alive")
+}
+
+/// # Errors
+/// A failure of kind `configuration` that names the header and the reference, never the value.
+pub(crate) async fn resolve(declared: &BTreeMap<String, HeaderText>) -> Result<Resolved, Failure> {
+    let mut resolved = Resolved::default();
+    for (name, text) in declared {
+        let wrong = |why: String| Failure::new(FailureKind::Configuration, format!("header {name}: {why}"));
+        if !allowed(name) {
+            return Err(wrong(String::from("cannot be set")));
+        }
+        let value = match text {
+            HeaderText::Plain(text) => HeaderValue::from_str(text),
+            HeaderText::Env(EnvRef { env }) => secret(SecretSource::Env(env.clone()), &mut resolved)
+                .await
+                .map_err(wrong)?,
+            HeaderText::File(FileRef { file }) => secret(SecretSource::File(file.into()), &mut resolved)
+                .await
+                .map_err(wrong)?,
+        };
+        let value = value.map_err(|_| wrong(String::from("is no header value")))?;
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|e| wrong(e.to_string()))?;
+        resolved.map.insert(name, value);
+    }
+    Ok(resolved)
+}
+
+async fn secret(
+    source: SecretSource,
+    resolved: &mut Resolved,
+) -> Result<Result<HeaderValue, InvalidHeaderValue>, String> {
+    let file = match &source {
+        SecretSource::Env(_) => Ok(String::new()),
+        SecretSource::File(path) => tokio::fs::read_to_string(path).await,
+    };
+    let file = Cell::new(file);
+    let secret = SecretRef(source).resolve(
+        |name| std::env::var(name).ok(),
+        |_| file.replace(Ok(String::new())),
+    )?;
+    let value = HeaderValue::from_str(secret.expose_secret()).map(|mut value| {
+        value.set_sensitive(true);
+        value
+    });
+    resolved.secrets.push(secret);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(pairs: &[(&str, HeaderText)]) -> BTreeMap<String, HeaderText> {
+        pairs
+            .iter()
+            .map(|(name, text)| ((*name).to_owned(), text.clone()))
+            .collect()
+    }
+
+    fn plain(text: &str) -> HeaderText {
+        HeaderText::Plain(text.to_owned())
+    }
+
+    fn file(path: &std::path::Path) -> HeaderText {
+        HeaderText::File(FileRef {
+            file: path.display().to_string(),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_replaced_file_holds_at_the_next_call() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let headers = declared(&[("Authorization", file(&path)), ("x-team", plain("a"))]);
+        for token in ["Bearer first-token", "Bearer second-token"] {
+            std::fs::write(&path, format!("{token}\n")).unwrap();
+            let resolved = resolve(&headers).await.unwrap();
+            assert_eq!(resolved.map["authorization"], token);
+            assert!(resolved.map["authorization"].is_sensitive());
+            assert_eq!(resolved.map["x-team"], "a");
+            let word = token.split_once(' ').unwrap().1;
+            assert_eq!(
+                resolved.redact(format!("<{token}> <{word}> a")),
+                "<[redacted]> <[redacted]> a"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_header_that_cannot_be_is_named_without_its_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, "hunter2\r\nx: y").unwrap();
+        let env = HeaderText::Env(EnvRef {
+            env: String::from("IOP_TEST_NOBODY_SETS_THIS"),
+        });
+        for (name, text, why) in [
+            (
+                "authorization",
+                env,
+                "header authorization: environment variable IOP_TEST_NOBODY_SETS_THIS is not set",
+            ),
+            (
+                "authorization",
+                file(&path),
+                "header authorization: is no header value",
+            ),
+            ("x-y", file(&dir.path().join("none")), "header x-y: cannot read"),
+            ("x-y", plain("hunter2\n"), "header x-y: is no header value"),
+            ("x y", plain("a"), "header x y: cannot be set"),
+            ("Host", plain("a"), "header Host: cannot be set"),
+            (
+                "content-length",
+                plain("1"),
+                "header content-length: cannot be set",
+            ),
+            (
+                "Idempotency-Key",
+                plain("a"),
+                "header Idempotency-Key: cannot be set",
+            ),
+        ] {
+            let failure = resolve(&declared(&[(name, text)])).await.map(|_| ()).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::Configuration);
+            assert!(!failure.retryable);
+            assert!(failure.message.starts_with(why), "{}", failure.message);
+            assert!(!failure.message.contains("hunter2"));
+        }
+    }
+}
