@@ -56,6 +56,8 @@ pub(super) fn run(config: Option<&Path>) -> ExitCode {
 
 fn start_log(telemetry: &TelemetryConfig) -> anyhow::Result<()> {
     let filter: EnvFilter = telemetry.log.parse().context("telemetry.log")?;
+    // It logs messages of MCP whole: what tools and people said.
+    let filter = filter.add_directive("rmcp=off".parse().context("telemetry.log")?);
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
