@@ -33,15 +33,15 @@ pub(super) fn creations(members: &[(&RunId, &Creation)]) -> Sql {
     );
     sql.column("int8", work.map(|w| w.lease.as_ref().map(|l| ttl_ms(l.ttl))));
     sql.named("c(").push(head::COLUMNS).push(
-        ", checkpoint_seal, owner, ttl)), fence AS (INSERT INTO run_fences (run_id, fence) \
-         SELECT c.run_id, CASE WHEN c.owner IS NULL THEN 0 ELSE 1 END FROM input c), ",
+        ", checkpoint_seal, holder, ttl)), fence AS (INSERT INTO run_fences (run_id, fence) \
+         SELECT c.run_id, CASE WHEN c.holder IS NULL THEN 0 ELSE 1 END FROM input c), ",
     );
     sql.insert("head", "runs", head::COLUMNS).push("input)");
     head::checkpoints(&mut sql, "input");
     sql.push(
         ", lease AS (INSERT INTO run_leases (run_id, owner, incarnation, expires_at) \
-         SELECT c.run_id, COALESCE(c.owner, ''), CASE WHEN c.owner IS NULL THEN 0 ELSE 1 END, \
-         CASE WHEN c.owner IS NULL THEN 0 ELSE ",
+         SELECT c.run_id, COALESCE(c.holder, ''), CASE WHEN c.holder IS NULL THEN 0 ELSE 1 END, \
+         CASE WHEN c.holder IS NULL THEN 0 ELSE ",
     );
     sql.push("LEAST((SELECT now FROM clock) + c.ttl, ")
         .bind(Timestamp::MAX.as_millis())
