@@ -52,6 +52,11 @@ enum Kind {
     Live(Box<Live>),
     Long(Box<Long>),
     Opened(Box<Opened>),
+    /// A stream that is not of a provider; its request is settled, and ends with it.
+    Streamed {
+        body: axum::body::Body,
+        _guard: RequestGuard,
+    },
     /// `None` in the channel is the end; a channel that closes without it broke off.
     Pumped {
         frames: mpsc::Receiver<Result<Option<Bytes>, Aborted>>,
@@ -76,6 +81,12 @@ impl GateBody {
             bytes,
             settle: Some((guard, outcome)),
         })
+    }
+
+    /// A stream of the edge's own; `outcome` counts however much of it is taken.
+    pub(crate) fn streamed(body: axum::body::Body, mut guard: RequestGuard, outcome: Outcome) -> Self {
+        guard.settle(outcome);
+        Self(Kind::Streamed { body, _guard: guard })
     }
 
     pub(super) fn live(
@@ -158,7 +169,7 @@ impl GateBody {
                 Some(Then::Live(live)) => live.attempt.as_ref(),
                 Some(Then::Said(_)) | None => None,
             },
-            Kind::Full { .. } | Kind::Pumped { .. } => None,
+            Kind::Full { .. } | Kind::Streamed { .. } | Kind::Pumped { .. } => None,
         };
         attempt.map(|a| a.lease.stall_timeout() / 2)
     }
@@ -201,6 +212,11 @@ impl Body for GateBody {
             Kind::Live(live) => ready!(live.poll(cx)),
             Kind::Long(long) => ready!(long.poll(cx)),
             Kind::Opened(opened) => ready!(opened.poll(cx)),
+            Kind::Streamed { body, .. } => match ready!(Pin::new(body).poll_frame(cx)) {
+                None => Ok(None),
+                Some(Ok(frame)) => Ok(Some(frame.into_data().unwrap_or_default())),
+                Some(Err(_)) => Err(Aborted),
+            },
             Kind::Pumped { over: true, .. } => Ok(None),
             Kind::Pumped { frames, over, .. } => {
                 let next = ready!(frames.poll_recv(cx)).unwrap_or(Err(Aborted));
@@ -216,6 +232,7 @@ impl Body for GateBody {
             Kind::Full { bytes, settle } => bytes.is_empty() && settle.is_none(),
             Kind::Live(live) => live.is_over(),
             Kind::Long(long) => long.is_over(),
+            Kind::Streamed { body, .. } => body.is_end_stream(),
             Kind::Opened(_) | Kind::Pumped { .. } => false,
         }
     }
@@ -226,6 +243,7 @@ impl Body for GateBody {
             Kind::Long(long) => long
                 .length
                 .map_or_else(SizeHint::default, |n| SizeHint::with_exact(n - long.sent)),
+            Kind::Streamed { body, .. } => body.size_hint(),
             Kind::Pumped { length: Some(n), .. } => SizeHint::with_exact(*n),
             Kind::Live(_) | Kind::Opened(_) | Kind::Pumped { length: None, .. } => SizeHint::default(),
         }

@@ -9,8 +9,8 @@ pub mod tls;
 pub(crate) mod openai;
 pub(crate) mod payload;
 
-mod admin;
 mod answer;
+mod api;
 mod connection;
 mod health;
 mod models;

@@ -69,7 +69,7 @@ where
 
 /// A client that is still uploading reads its refusal only if its bytes are taken meanwhile; else the kernel resets the
 /// connection and the refusal with it. Bounded in time, and by the connection's own end.
-fn linger<B>(mut body: B)
+pub(super) fn linger<B>(mut body: B)
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
 {

@@ -17,7 +17,7 @@ use iop_shared::execution::{Endpoint, Outcome};
 use super::answer::{self, Answer};
 use super::request_id::RequestId;
 use super::server::ConnHandle;
-use super::{admin, health, models, openai};
+use super::{api, health, models, openai};
 use crate::app::App;
 use crate::config::Role;
 use crate::error::{ApiError, ErrorKind};
@@ -108,8 +108,8 @@ async fn route(app: Arc<App>, id: RequestId, conn: ConnHandle, mut request: Requ
             Route::Small(small) => counted(&app, small, &request),
         };
     }
-    if let Some(rest) = path.strip_prefix("/api/v1/") {
-        return admin::route(&app, rest, &request);
+    if path.starts_with("/api/v1/") {
+        return Box::pin(api::serve(app, id, request)).await;
     }
     let with_role = |app: &App| {
         app.keys.authenticate(request.headers())?.require(Role::Metrics)?;

@@ -21,7 +21,7 @@ use crate::metrics::{EndpointLabel, Metrics};
 use crate::pool::Pool;
 use crate::tasks;
 
-const KEYS: &str = r#"
+pub(super) const KEYS: &str = r#"
 [auth]
 keys = [
   { name = "a", secret = { env = "A" }, roles = ["inference"] },
@@ -29,7 +29,7 @@ keys = [
 ]
 "#;
 
-fn app(toml: &str) -> Arc<App> {
+pub(super) fn app(toml: &str) -> Arc<App> {
     let mut settings = settings_of(toml);
     let metrics = Arc::new(Metrics::new().unwrap());
     let pool = Pool::new(
@@ -272,7 +272,7 @@ async fn admin_lists_have_their_envelope_and_errors_their_own_form() {
             (Some("limit"), Some(false))
         );
     }
-    assert_eq!(ask(addr, "GET", "/api/v1/runs", &[]).await.status, 404);
+    assert_eq!(ask(addr, "GET", "/api/v1/flows", &[]).await.status, 404);
     assert_eq!(
         ask(addr, "POST", "/api/v1/nodes", &[]).await.header("allow"),
         Some("GET, HEAD, OPTIONS")

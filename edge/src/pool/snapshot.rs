@@ -6,6 +6,7 @@ use std::time::Instant;
 use iop_shared::execution::{Endpoint, ProviderHealth};
 use iop_shared::ids::{ConnectionGeneration, NodeId, ProviderKey};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::grant::Want;
 use super::lease::Home;
@@ -24,10 +25,13 @@ pub struct ListedModel {
 }
 
 /// One entry of `/api/v1/nodes`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct NodeSnapshot {
+    #[schema(value_type = String)]
     pub id: NodeId,
+    #[schema(value_type = u64)]
     pub connection_generation: ConnectionGeneration,
+    #[schema(value_type = String)]
     pub state: crate::metrics::SessionState,
     pub version: String,
     /// RFC 3339.
@@ -36,15 +40,21 @@ pub struct NodeSnapshot {
 }
 
 /// One entry of `/api/v1/providers`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ProviderSnapshot {
+    #[schema(value_type = String)]
     pub id: ProviderKey,
+    #[schema(value_type = String)]
     pub node_id: NodeId,
+    #[schema(value_type = u64)]
     pub connection_generation: ConnectionGeneration,
+    #[schema(value_type = String)]
     pub adapter: Arc<str>,
+    #[schema(value_type = Vec<String>)]
     pub targets: Vec<Arc<str>>,
     /// `available`, `draining`, or `unavailable` while the overlay lowers it.
     pub status: &'static str,
+    #[schema(value_type = String)]
     pub health: ProviderHealth,
     pub capacity: u32,
     pub effective_capacity: u32,
@@ -57,8 +67,9 @@ pub struct ProviderSnapshot {
 }
 
 /// The runtime health overlay of a provider (004); absent until something lowers it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct OverlaySnapshot {
+    #[schema(value_type = String)]
     pub health: ProviderHealth,
     pub sequence: u64,
 }
