@@ -1,6 +1,6 @@
 //! What every request sees of the process.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use iop_shared::ids::ProviderKey;
@@ -11,6 +11,7 @@ use crate::http::auth::Keys;
 use crate::http::payload::BodyMemory;
 use crate::metrics::Metrics;
 use crate::pool::{Lease, Pool};
+use crate::runs::Runs;
 
 /// Response ids remembered (gateway.md §13, Provider-side response state).
 const RESPONSES_KEPT: u64 = 100_000;
@@ -26,6 +27,7 @@ pub struct App {
     pub body_memory: BodyMemory,
     /// Response id → where its state lives, until the edge stores responses itself.
     responses: moka::sync::Cache<Box<str>, ResponseHome>,
+    runs: OnceLock<Arc<Runs>>,
 }
 
 /// Where a response's state lives, and the public model it was made under.
@@ -57,7 +59,18 @@ impl App {
             drain,
             body_memory,
             responses,
+            runs: OnceLock::new(),
         })
+    }
+
+    /// Gives the process its runs. Once; later ones are dropped.
+    pub fn host(&self, runs: Arc<Runs>) {
+        let _ = self.runs.set(runs);
+    }
+
+    /// `None`: this edge was not given a store for runs.
+    pub(crate) fn runs(&self) -> Option<&Arc<Runs>> {
+        self.runs.get()
     }
 
     pub(crate) fn remember_response(&self, id: &str, lease: &Lease) {

@@ -327,6 +327,9 @@ fn runs(site: &Site<'_>, file: Option<&RunsFile>, notes: &mut Vec<String>) -> Ch
         workers: file.workers,
         lease_ttl,
         poll_interval,
+        max_state: 64 << 20,
+        max_result: 16 << 20,
+        cancel_grace: Duration::from_secs(10),
     })
 }
 

@@ -176,6 +176,12 @@ pub struct RunsSettings {
     pub workers: usize,
     pub lease_ttl: Duration,
     pub poll_interval: Duration,
+    /// Bytes of one run's state.
+    pub max_state: u64,
+    /// Bytes of one answer of a model or a tool.
+    pub max_result: u64,
+    /// How long an unsafe call in flight may still answer after a cancellation.
+    pub cancel_grace: Duration,
 }
 
 /// `[store] url`. No `Debug`: it may hold a password.
@@ -183,6 +189,8 @@ pub struct RunsSettings {
 pub enum StoreUrl {
     Sqlite(String),
     Postgres(String),
+    /// Gone with the process; for development.
+    Memory,
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName};
 use subtle::ConstantTimeEq;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use crate::config::Role;
 use crate::config::{Digest, KeySettings, ModelFilter, Priority, Roles, digest};
@@ -26,13 +26,15 @@ const RETRY_SOON: Duration = Duration::from_secs(1);
 /// Every key of the configuration.
 pub struct Keys {
     by_digest: HashMap<Digest, Arc<Key>>,
-    /// Without keys: anybody, on loopback.
-    anybody: Option<Arc<Key>>,
+    by_name: HashMap<Arc<str>, Arc<Key>>,
+    /// Without keys: anybody, on loopback. With keys: whose work goes on when its key is gone.
+    nobody: Arc<Key>,
 }
 
 struct Key {
     settings: KeySettings,
-    in_use: AtomicU32,
+    /// Its places; `None`: no limit.
+    places: Option<Arc<Semaphore>>,
 }
 
 /// An authenticated client; cheap to clone.
@@ -41,30 +43,39 @@ pub struct Caller(Arc<Key>);
 
 /// One of a key's concurrent requests; given back on drop.
 #[must_use]
-pub struct ConcurrencyGuard(Arc<Key>);
+pub struct ConcurrencyGuard {
+    _place: Option<OwnedSemaphorePermit>,
+}
 
 impl Keys {
     pub fn new(keys: Vec<KeySettings>) -> Self {
-        let anybody = keys.is_empty().then(|| {
-            Arc::new(Key::new(KeySettings {
-                name: Arc::from(""),
-                digest: Digest::default(),
-                roles: Roles::ALL,
-                models: ModelFilter::All,
-                concurrency: None,
-                priority: Priority::Normal,
-            }))
-        });
-        let by_digest = keys
-            .into_iter()
-            .map(|k| (k.digest, Arc::new(Key::new(k))))
-            .collect();
-        Self { by_digest, anybody }
+        let nobody = Arc::new(Key::new(KeySettings {
+            name: Arc::from(""),
+            digest: Digest::default(),
+            roles: Roles::ALL,
+            models: ModelFilter::All,
+            concurrency: None,
+            priority: Priority::Normal,
+        }));
+        let keys: Vec<Arc<Key>> = keys.into_iter().map(|k| Arc::new(Key::new(k))).collect();
+        let by_name = keys.iter().map(|k| (Arc::clone(&k.settings.name), Arc::clone(k)));
+        Self {
+            by_name: by_name.collect(),
+            by_digest: keys.into_iter().map(|k| (k.settings.digest, k)).collect(),
+            nobody,
+        }
     }
 
-    /// Whether anybody must show a key.
+    /// Whether nobody must show a key.
     pub fn is_open(&self) -> bool {
-        self.anybody.is_some()
+        self.by_digest.is_empty()
+    }
+
+    /// Whose limits work has that this key began and that goes on without a request. No key, or one that is gone: every
+    /// model, no limit, normal priority.
+    pub(crate) fn owner(&self, name: Option<&str>) -> Caller {
+        let key = name.and_then(|name| self.by_name.get(name));
+        Caller(Arc::clone(key.unwrap_or(&self.nobody)))
     }
 
     /// The client that a request's headers speak for.
@@ -72,8 +83,8 @@ impl Keys {
     /// # Errors
     /// `invalid_api_key`; never says which secret came.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
-        if let Some(key) = &self.anybody {
-            return Ok(Caller(Arc::clone(key)));
+        if self.is_open() {
+            return Ok(Caller(Arc::clone(&self.nobody)));
         }
         let Some(secret) = presented(headers) else {
             return Err(ApiError::new(
@@ -112,10 +123,10 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 
 impl Key {
     fn new(settings: KeySettings) -> Self {
-        Self {
-            settings,
-            in_use: AtomicU32::new(0),
-        }
+        let places = settings
+            .concurrency
+            .map(|n| Arc::new(Semaphore::new((n as usize).min(Semaphore::MAX_PERMITS))));
+        Self { settings, places }
     }
 }
 
@@ -131,6 +142,10 @@ impl Caller {
             key: Arc::clone(&self.0.settings.name),
             priority: self.0.settings.priority,
         }
+    }
+
+    pub fn has(&self, role: Role) -> bool {
+        self.0.settings.roles.contains(role)
     }
 
     /// # Errors
@@ -155,32 +170,43 @@ impl Caller {
     /// # Errors
     /// `rate_limit_exceeded` when the key's concurrency is used up.
     pub fn begin(&self) -> Result<ConcurrencyGuard, ApiError> {
-        let limit = self.0.settings.concurrency.unwrap_or(u32::MAX);
-        let taken = self
-            .0
-            .in_use
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
-                (n < limit).then(|| n + 1)
-            });
-        match taken {
-            Ok(_) => Ok(ConcurrencyGuard(Arc::clone(&self.0))),
-            Err(_) => Err(ApiError::new(
-                ErrorKind::RateLimitExceeded,
-                format!("This API key may have {limit} requests at once."),
-            )
-            .with_retry_after(RETRY_SOON)),
-        }
+        let place = match &self.0.places {
+            None => None,
+            Some(places) => Some(Arc::clone(places).try_acquire_owned().map_err(|_| self.full())?),
+        };
+        Ok(ConcurrencyGuard { _place: place })
     }
-}
 
-impl Drop for ConcurrencyGuard {
-    fn drop(&mut self) {
-        self.0.in_use.fetch_sub(1, Ordering::Relaxed);
+    /// The same for work that nobody waits for at a socket: it stands in line for up to `patience`, before requests that
+    /// come later.
+    ///
+    /// # Errors
+    /// `rate_limit_exceeded` when no place became free in time.
+    pub(crate) async fn begin_within(&self, patience: Duration) -> Result<ConcurrencyGuard, ApiError> {
+        let place = match &self.0.places {
+            None => None,
+            Some(places) => match tokio::time::timeout(patience, Arc::clone(places).acquire_owned()).await {
+                Ok(Ok(place)) => Some(place),
+                Ok(Err(_)) | Err(_) => return Err(self.full()),
+            },
+        };
+        Ok(ConcurrencyGuard { _place: place })
+    }
+
+    fn full(&self) -> ApiError {
+        let limit = self.0.settings.concurrency.unwrap_or(u32::MAX);
+        ApiError::new(
+            ErrorKind::RateLimitExceeded,
+            format!("This API key may have {limit} requests at once."),
+        )
+        .with_retry_after(RETRY_SOON)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
     use crate::config::ModelPattern;
     use http::HeaderValue;
@@ -288,9 +314,39 @@ mod tests {
                 });
             }
         });
-        assert_eq!(
-            (over.into_inner(), caller.0.in_use.load(Ordering::SeqCst)),
-            (0, 0)
-        );
+        let free = caller.0.places.as_ref().unwrap().available_permits();
+        assert_eq!((over.into_inner(), free), (0, 8));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_stands_in_line_for_a_place_and_goes_before_who_comes_later() {
+        let keys = Keys::new(vec![key("a", "s")]);
+        let caller = keys.owner(Some("a"));
+        let first = caller.begin().ok().unwrap();
+        let second = caller.begin().ok().unwrap();
+        let began = tokio::time::Instant::now();
+        let refused = caller.begin_within(Duration::from_secs(3)).await.err().unwrap();
+        assert_eq!(refused.kind, ErrorKind::RateLimitExceeded);
+        assert_eq!(began.elapsed(), Duration::from_secs(3));
+        let mut waiting = Box::pin(caller.begin_within(Duration::from_secs(3)));
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        drop(first);
+        assert!(caller.begin().is_err(), "the place is the waiting one's");
+        let third = waiting.await.ok().unwrap();
+        drop((second, third));
+        assert!(caller.begin().is_ok());
+    }
+
+    #[test]
+    fn the_owner_of_work_is_found_by_name_and_a_key_that_is_gone_limits_nothing() {
+        let keys = Keys::new(vec![key("a", "s")]);
+        let (known, gone, none) = (keys.owner(Some("a")), keys.owner(Some("b")), keys.owner(None));
+        assert_eq!(known.name().as_deref(), Some("a"));
+        assert!(known.may_use("m") && !known.may_use("n"));
+        for nobody in [gone, none] {
+            assert_eq!((nobody.name(), nobody.who()), (None, Who::nobody()));
+            let many: Vec<_> = (0..10).map(|_| nobody.begin().ok().unwrap()).collect();
+            assert!(nobody.may_use("n") && many.len() == 10);
+        }
     }
 }

@@ -8,6 +8,7 @@ mod create;
 pub(crate) mod gates;
 pub(crate) mod live;
 mod observed;
+pub(crate) mod outside;
 pub(crate) mod people;
 pub mod problem;
 pub(crate) mod steer;

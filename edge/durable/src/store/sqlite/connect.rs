@@ -23,7 +23,7 @@ const STATEMENTS: usize = 64;
 const CHECKPOINT_PAGES: u32 = 4000;
 
 /// The path of a `sqlite:` URL, relative to the working directory unless it begins with a slash. Nothing else is read from it.
-pub(crate) fn path_of(url: &str) -> Option<PathBuf> {
+pub fn path_of(url: &str) -> Option<PathBuf> {
     let rest = url.strip_prefix("sqlite:")?;
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     let path = rest.split_once('?').map_or(rest, |(path, _)| path);

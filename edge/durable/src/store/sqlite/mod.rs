@@ -52,7 +52,8 @@ use crate::store::{
 };
 use crate::time::{Clock, HostClock, Timestamp};
 
-pub(crate) use self::connect::{migrate, path_of};
+pub(crate) use self::connect::migrate;
+pub use self::connect::path_of;
 
 /// Runs in one SQLite file.
 ///

@@ -1,0 +1,500 @@
+//! The tool calls of one turn: each judged, asked about where a rule wants that, carried out once and journalled by itself (D78,
+//! D81 to D83). All of them are under way together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use iop_durable::failure::{Failure, FailureKind};
+use iop_durable::graph::{Deadline, Directive, NoEffect, NodeError, NodeResult};
+use iop_durable::ids::{ActivityId, Key, NodeName};
+use iop_durable::patterns::REASON;
+use iop_durable::record::{DENIED, DeadlinePolicy, Effect, WaitingKind};
+use iop_durable::runner::{Answer, Call, CallError, Ctx};
+use serde_json::{Value, json};
+
+use super::journal::{
+    ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, MODEL, REFUSAL, REQUEST_INPUT,
+    TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, turn_of,
+};
+use super::policy::Judgement;
+use super::program::{Program, effect, retry_policy};
+use super::reason::unread;
+use super::spec::{OnDeny, OnError, ToolSpec};
+use super::state::AgentState;
+use super::turn::{ToolCall, TurnAnswer};
+use crate::metrics::{ToolKind, ToolResult};
+
+/// The node `action`.
+pub(super) async fn act(
+    program: Arc<Program>,
+    ctx: Ctx,
+    state: AgentState,
+) -> NodeResult<AgentState, NoEffect> {
+    let calls = calls(&program, &ctx).await?;
+    let count = calls.len();
+    let busy = Arc::new(AtomicUsize::new(0));
+    let mut under_way: FuturesUnordered<_> = calls
+        .into_iter()
+        .enumerate()
+        .map(|(ordinal, call)| {
+            One {
+                program: Arc::clone(&program),
+                ctx: ctx.clone(),
+                key: call_key(&call.id, ordinal),
+                ordinal,
+                call,
+                busy: Arc::clone(&busy),
+            }
+            .answer()
+        })
+        .collect();
+    let mut failed = None;
+    while let Some(ended) = under_way.next().await {
+        if let Err(error) = ended {
+            failed.get_or_insert(error);
+        }
+        // The run fails with the first failure, once nothing is at a callee any more. Pauses are not waited for.
+        if failed.is_some() && busy.load(Ordering::SeqCst) == 0 {
+            break;
+        }
+    }
+    drop(under_way);
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let next = AgentState { pending: 0, ..state };
+    let result = if count == 1 {
+        "1 result".to_owned()
+    } else {
+        format!("{count} results")
+    };
+    Ok((next, Directive::completed().result(result)))
+}
+
+/// The calls of the turn before this step, as they were stored with it.
+async fn calls(program: &Program, ctx: &Ctx) -> Result<Vec<ToolCall>, NodeError> {
+    let internal =
+        |why: String| NodeError::Failed(Failure::new(FailureKind::Internal, why).code("journal_invalid"));
+    let node = NodeName::new(REASON).map_err(|e| internal(e.to_string()))?;
+    let key = Key::new(MODEL).map_err(|e| internal(e.to_string()))?;
+    let id = ActivityId::derive(ctx.run(), &node, ctx.activation().saturating_sub(1), &key);
+    let record = program
+        .room
+        .store
+        .activity(ctx.run(), &id)
+        .await
+        .map_err(unread)?;
+    let output = record
+        .and_then(|record| record.output)
+        .ok_or_else(|| internal("the turn of this step is missing".to_owned()))?;
+    let answer: TurnAnswer = serde_json::from_slice(output.bytes())
+        .map_err(|e| internal(format!("the turn of this step cannot be read: {e}")))?;
+    Ok(answer.tool_calls)
+}
+
+/// One call on its way to a result.
+struct One {
+    program: Arc<Program>,
+    ctx: Ctx,
+    ordinal: usize,
+    key: String,
+    call: ToolCall,
+    /// Calls that are at a callee now.
+    busy: Arc<AtomicUsize>,
+}
+
+/// Counts a call at its callee.
+struct Busy(Arc<AtomicUsize>);
+
+impl Busy {
+    fn begin(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What is sent to a callee.
+struct Approved {
+    arguments: String,
+}
+
+impl One {
+    async fn answer(self) -> Result<(), NodeError> {
+        if self.call.name == REQUEST_INPUT && self.program.asks_people() {
+            return self.ask_person().await;
+        }
+        let program = Arc::clone(&self.program);
+        let Some(tool) = program.tool(&self.call.name) else {
+            return self
+                .refuse(error("tool_not_found", "There is no such tool."))
+                .await;
+        };
+        match self.approved(tool).await? {
+            Some(approved) => {
+                let available = self.available(tool).await?;
+                self.carry_out(tool, approved, available).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What may be sent, once nobody objects; `None`: the call has its answer already.
+    async fn approved(&self, tool: &ToolSpec) -> Result<Option<Approved>, NodeError> {
+        // Many models write nothing where a tool takes nothing.
+        let text = if self.call.arguments.trim().is_empty() {
+            "{}"
+        } else {
+            &self.call.arguments
+        };
+        let why = match self.program.policy.judge(&tool.name, text) {
+            Judgement::Free => {
+                return match self.program.check_arguments(&tool.name, text) {
+                    Ok(()) => Ok(Some(Approved {
+                        arguments: text.to_owned(),
+                    })),
+                    Err(why) => self.refuse(error("schema_violation", &why)).await.map(|()| None),
+                };
+            }
+            Judgement::Refuse { why } => {
+                return self.refuse(error("invalid_arguments", &why)).await.map(|()| None);
+            }
+            Judgement::Ask { why } => why,
+        };
+        let approvals = &self.program.spec().approvals;
+        let subject = ApprovalSubject {
+            tool: tool.name.clone(),
+            call_id: self.call.id.clone(),
+            ordinal: self.ordinal,
+            arguments: text.to_owned(),
+            arguments_digest: arguments_digest(text),
+            why: why.as_str().to_owned(),
+        };
+        let mut gate = self
+            .ctx
+            .gate(&self.key)
+            .kind(WaitingKind::Approval)
+            .deadline_policy(DeadlinePolicy::Hard)
+            .subject(bytes_of(&subject)?);
+        if let Some(expires) = approvals.expires {
+            gate = gate.deadline(Deadline::In(expires.0));
+        }
+        let (by, reason) = match gate.wait().await? {
+            Answer::TimedOut => ("expiry", Some("The approval expired.".to_owned())),
+            Answer::Delivered(payload) => {
+                let answer: ApprovalAnswer = serde_json::from_slice(&payload).map_err(|e| {
+                    Failure::new(FailureKind::Internal, format!("a decision cannot be read: {e}"))
+                })?;
+                let arguments = match (answer.decision, answer.edited_arguments) {
+                    (ApprovalDecision::Approve, _) if answer.arguments_digest == subject.arguments_digest => {
+                        Some(subject.arguments)
+                    }
+                    (ApprovalDecision::Edit, Some(edited)) => Some(edited),
+                    (ApprovalDecision::Approve | ApprovalDecision::Edit | ApprovalDecision::Deny, _) => None,
+                };
+                if let Some(arguments) = arguments {
+                    // What a person lets pass is held to the tool's schema all the same.
+                    return match self.program.check_arguments(&tool.name, &arguments) {
+                        Ok(()) => Ok(Some(Approved { arguments })),
+                        Err(why) => self.refuse(error("schema_violation", &why)).await.map(|()| None),
+                    };
+                }
+                ("approval", answer.reason)
+            }
+        };
+        if approvals.on_deny == OnDeny::FailRun {
+            let why = format!("the call of {} was denied", tool.name);
+            return Err(Failure::new(FailureKind::Refused, why).code(DENIED).into());
+        }
+        let told = json!({ "refused": true, "by": by, "reason": reason });
+        self.refuse(told).await.map(|()| None)
+    }
+
+    /// Answers the call without a dispatch.
+    async fn refuse(&self, told: Value) -> Result<(), NodeError> {
+        let told = bytes_of(&told)?;
+        let ended = self.ended(ToolResult::Refused);
+        self.ctx
+            .activity(&self.key)
+            .implementation(REFUSAL)
+            .effect(Effect::ReadOnly)
+            .run(self.call.arguments.clone(), |_| {
+                ended();
+                std::future::ready(Ok(told.clone()))
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// `request_input`: a person's answer is the result (D74).
+    async fn ask_person(&self) -> Result<(), NodeError> {
+        #[derive(serde::Deserialize)]
+        struct Question {
+            prompt: String,
+            schema: Option<Value>,
+        }
+        let Ok(Question { prompt, schema }) = serde_json::from_str(&self.call.arguments) else {
+            return self
+                .refuse(error(
+                    "invalid_arguments",
+                    "request_input takes {prompt, schema?}.",
+                ))
+                .await;
+        };
+        if let Some(schema) = &schema
+            && let Err(why) = super::tools::schema::Arguments::compile(schema)
+        {
+            return self
+                .refuse(error("invalid_arguments", &format!("schema: {why}")))
+                .await;
+        }
+        let subject = InputSubject {
+            prompt,
+            schema,
+            call_id: self.call.id.clone(),
+        };
+        let gate = self
+            .ctx
+            .gate(&self.key)
+            .kind(WaitingKind::Input)
+            .subject(bytes_of(&subject)?);
+        let told = match gate.wait().await? {
+            Answer::Delivered(value) => value,
+            Answer::TimedOut => bytes_of(&error("timeout", "Nobody answered."))?,
+        };
+        let ended = self.ended(ToolResult::Ok);
+        self.ctx
+            .activity(&self.key)
+            .implementation("input")
+            .effect(Effect::ReadOnly)
+            .run(self.call.arguments.clone(), |_| {
+                ended();
+                std::future::ready(Ok(told.clone()))
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// The newest declaration of the tool's agent, for its connections. A tool that is gone from it is revoked: the run waits until
+    /// it is there again (D84, durable-api §8 "Which definition").
+    async fn available(&self, tool: &ToolSpec) -> Result<Arc<super::spec::AgentSpec>, NodeError> {
+        let agent = &self.program.version.name;
+        for n in 0_u64.. {
+            let app = self.program.room.app()?;
+            let runs = app
+                .runs()
+                .ok_or_else(|| Failure::new(FailureKind::Unavailable, "this process is ending"))?;
+            match runs.catalog().newest(agent).await {
+                Ok(newest) if newest.spec.tools.iter().any(|other| other.name == tool.name) => {
+                    return Ok(Arc::clone(&newest.spec));
+                }
+                Ok(_) => {}
+                Err(problem) if problem.code == crate::runs::problem::Code::AgentNotFound => {}
+                Err(problem) => {
+                    return Err(Failure::new(FailureKind::Unavailable, problem.message)
+                        .code(problem.code.as_str())
+                        .into());
+                }
+            }
+            drop(app);
+            let subject = json!({ "tool": tool.name, "reason": "tool_unavailable" });
+            self.ctx
+                .gate(&format!("{n}/{}", self.key))
+                .kind(WaitingKind::Event)
+                .correlation(&restored(agent, &tool.name))
+                .subject(bytes_of(&subject)?)
+                .deadline(Deadline::In(LOOK_AGAIN))
+                .wait()
+                .await?;
+        }
+        Err(Failure::new(FailureKind::Internal, "a tool was looked for too often").into())
+    }
+
+    async fn carry_out(
+        &self,
+        tool: &ToolSpec,
+        approved: Approved,
+        available: Arc<super::spec::AgentSpec>,
+    ) -> Result<(), NodeError> {
+        if let Some(child) = &tool.agent {
+            return self
+                .delegate(&child.name, &approved.arguments, tool.on_error)
+                .await;
+        }
+        let label = if tool.mcp.is_some() { "mcp" } else { "http" };
+        let arguments = Bytes::from(approved.arguments);
+        let mut activity = self
+            .ctx
+            .activity(&self.key)
+            .implementation(label)
+            .effect(effect(tool.effect))
+            .announce(self.started());
+        if let Some(retry) = &tool.retry {
+            activity = activity.retry(retry_policy(&tool.name, retry));
+        }
+        if tool.reconcile.is_some() {
+            let (program, available, tool) =
+                (Arc::clone(&self.program), Arc::clone(&available), tool.clone());
+            let busy = Arc::clone(&self.busy);
+            activity = activity.reconcile(move |record| async move {
+                let _busy = Busy::begin(&busy);
+                let key = iop_durable::runner::idempotency_key(
+                    &record.run,
+                    &record.node,
+                    record.activation,
+                    &record.key,
+                );
+                let app = program.room.app().ok()?;
+                app.runs()?
+                    .toolbox()
+                    .found(&available, &tool, record.input.bytes(), &key)
+                    .await
+            });
+        }
+        let ran = activity
+            .run(arguments, |call: Call| {
+                let (program, available, tool) =
+                    (Arc::clone(&self.program), Arc::clone(&available), tool.clone());
+                let busy = Busy::begin(&self.busy);
+                async move {
+                    let _busy = busy;
+                    let result = dispatch(&program, &available, &tool, &call).await;
+                    self.completed(&result, call.attempt);
+                    result
+                }
+            })
+            .await;
+        self.settle(ran.map(|_| ()), tool.on_error)
+    }
+
+    /// A failure that is told to the model stands in the journal and ends nothing.
+    fn settle(
+        &self,
+        ran: Result<(), iop_durable::runner::ActivityError>,
+        on_error: OnError,
+    ) -> Result<(), NodeError> {
+        match ran {
+            Ok(()) => Ok(()),
+            // Lost workers are nobody's answer.
+            Err(error)
+                if error
+                    .exhausted
+                    .as_ref()
+                    .is_some_and(|e| e.budget == "recovery_attempts") =>
+            {
+                Err(error.into())
+            }
+            Err(_) if on_error == OnError::TellModel => Ok(()),
+            Err(mut error) => {
+                if let Some(exhausted) = &mut error.exhausted {
+                    exhausted.budget = format!("retry:{}", self.call.name);
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// A run of another agent: its id is derived, so that a repeated dispatch finds the same run (D7, D73).
+    async fn delegate(&self, agent: &str, arguments: &str, on_error: OnError) -> Result<(), NodeError> {
+        let child = super::child::Child {
+            program: &self.program,
+            ctx: &self.ctx,
+            key: &self.key,
+            agent,
+            arguments,
+        };
+        let ran = child
+            .run(self.started(), |result, attempt| self.completed(result, attempt))
+            .await?;
+        self.settle(ran, on_error)
+    }
+
+    /// `run.tool.started`, committed with the intent of the attempt.
+    fn started(&self) -> impl FnOnce(u32) -> (std::borrow::Cow<'static, str>, Bytes) + Send + 'static {
+        let mut data = self.event();
+        move |attempt| {
+            data["attempt"] = json!(attempt);
+            (TOOL_STARTED.into(), Bytes::from(data.to_string()))
+        }
+    }
+
+    /// `run.tool.completed`, committed with the outcome.
+    fn completed(&self, result: &Result<Bytes, CallError>, attempt: u32) {
+        let result = match result {
+            Ok(_) => ToolResult::Ok,
+            Err(CallError::Failed { .. }) => ToolResult::Error,
+            Err(CallError::Unknown) => ToolResult::Unknown,
+        };
+        let mut data = self.event();
+        data["attempt"] = json!(attempt);
+        self.tell(result, data);
+    }
+
+    /// The same of a call that was not dispatched.
+    fn ended(&self, result: ToolResult) -> impl Fn() + '_ {
+        move || self.tell(result, self.event())
+    }
+
+    fn tell(&self, result: ToolResult, mut data: Value) {
+        data["result"] = json!(result.as_str());
+        let kind = match self.program.tool(&self.call.name) {
+            Some(tool) if tool.mcp.is_some() => ToolKind::Mcp,
+            Some(tool) if tool.agent.is_some() => ToolKind::Agent,
+            Some(_) => ToolKind::Http,
+            None => ToolKind::Input,
+        };
+        self.program.room.metrics.tool_calls.at((kind, result)).inc();
+        // Its name is ours and its data is small: it cannot be refused.
+        let _ = self.ctx.emit(TOOL_COMPLETED, &data);
+    }
+
+    fn event(&self) -> Value {
+        json!({
+            "turn": turn_of(self.ctx.activation()),
+            "tool": self.call.name,
+            "call_id": self.call.id,
+            "ordinal": self.ordinal,
+        })
+    }
+}
+
+/// How long a run that waits for a revoked tool sleeps when nobody tells it that the tool is back.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// What a run waits for whose tool is revoked.
+pub(crate) fn restored(agent: &str, tool: &str) -> String {
+    format!("tool_restored/{agent}/{tool}")
+}
+
+async fn dispatch(
+    program: &Program,
+    available: &super::spec::AgentSpec,
+    tool: &ToolSpec,
+    call: &Call,
+) -> Result<Bytes, CallError> {
+    let app = program.room.app()?;
+    let runs = app
+        .runs()
+        .ok_or_else(|| Failure::new(FailureKind::Unavailable, "this process is ending"))?;
+    runs.toolbox()
+        .call(available, tool, &call.input, &call.idempotency_key)
+        .await
+}
+
+fn error(code: &str, why: &str) -> Value {
+    json!({ "error": { "status": null, "code": code, "body": why } })
+}
+
+fn bytes_of(value: &impl serde::Serialize) -> Result<Bytes, Failure> {
+    serde_json::to_vec(value)
+        .map(Bytes::from)
+        .map_err(|e| Failure::new(FailureKind::Internal, e.to_string()))
+}

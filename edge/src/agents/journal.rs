@@ -1,0 +1,153 @@
+//! What an agent keeps where in the journal of its run: keys, labels, and the JSON of pauses. The one place that names them.
+
+use iop_durable::ids::{WaitId, check_text};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::config::hex;
+
+/// The run's input: an activity of the first turn.
+pub(crate) const INPUT: &str = "input";
+/// A turn's answer: an activity of its `reason` step.
+pub(crate) const MODEL: &str = "model";
+/// The built-in tool that asks a person (D74).
+pub(crate) const REQUEST_INPUT: &str = "request_input";
+/// The implementation label of a call that was answered without a dispatch.
+pub(crate) const REFUSAL: &str = "refusal";
+
+/// Events of an agent's own (durable-api §3).
+pub(crate) const TURN_COMPLETED: &str = "run.turn.completed";
+pub(crate) const TURN_DELTA: &str = "run.turn.delta";
+pub(crate) const TOOL_STARTED: &str = "run.tool.started";
+pub(crate) const TOOL_COMPLETED: &str = "run.tool.completed";
+
+/// The journal's key of a tool call: the model's call id and its place in the turn (durable-api §5). Two calls with one id are
+/// two calls.
+pub(crate) fn call_key(call_id: &str, ordinal: usize) -> String {
+    format!("{call_id}.{ordinal}")
+}
+
+/// The model's call id and the place in the turn of a key.
+pub(crate) fn call_of(key: &str) -> Option<(&str, usize)> {
+    let (id, ordinal) = key.rsplit_once('.')?;
+    Some((id, ordinal.parse().ok()?))
+}
+
+/// The turn that an activation belongs to: `reason` and `action` alternate, from `reason` at 1.
+pub(crate) const fn turn_of(activation: u64) -> u64 {
+    activation.div_ceil(2)
+}
+
+/// The step of an activation as people see it.
+pub(crate) fn step_name(activation: u64) -> String {
+    format!("turn-{}", turn_of(activation))
+}
+
+/// What the decider of an approval is shown: the exact call (D78).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ApprovalSubject {
+    pub(crate) tool: String,
+    pub(crate) call_id: String,
+    pub(crate) ordinal: usize,
+    /// As the model wrote them.
+    pub(crate) arguments: String,
+    pub(crate) arguments_digest: String,
+    /// `rule` or `invalid_arguments`.
+    pub(crate) why: String,
+}
+
+/// A decision, as it settles the gate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ApprovalAnswer {
+    pub(crate) decision: ApprovalDecision,
+    pub(crate) arguments_digest: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// Of an edit: the text that is dispatched instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) edited_arguments: Option<String>,
+}
+
+iop_shared::label_enum! {
+    /// What a person may say to an approval.
+    pub enum ApprovalDecision {
+        Approve => "approve",
+        Deny => "deny",
+        Edit => "edit",
+    }
+}
+crate::schema::words_schema!(ApprovalDecision);
+
+/// What a person is asked by `request_input`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct InputSubject {
+    pub(crate) prompt: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) schema: Option<Value>,
+    pub(crate) call_id: String,
+}
+
+/// `sha256:…` of a call's arguments as the model wrote them.
+pub(crate) fn arguments_digest(arguments: &str) -> String {
+    format!("sha256:{}", hex(&Sha256::digest(arguments.as_bytes()).into()))
+}
+
+/// The approval's id of a wait; the same digest under another prefix.
+pub(crate) fn approval_id(wait: &WaitId) -> String {
+    let digest = wait.as_str().strip_prefix("wait_").unwrap_or(wait.as_str());
+    format!("apr_{digest}")
+}
+
+/// The wait of an approval's id; `None` for a text that is none.
+pub(crate) fn wait_of_approval(id: &str) -> Option<WaitId> {
+    let digest = id.strip_prefix("apr_")?;
+    WaitId::new(&format!("wait_{digest}")).ok()
+}
+
+/// Whether a model's call id can be part of a key.
+pub(crate) fn is_call_id(id: &str) -> bool {
+    // Room for `.` and the ordinal.
+    id.len() <= 240 && check_text("call_id", id).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_lead_back_to_their_calls() {
+        for (id, ordinal) in [("call_7", 0), ("a.b", 12), ("", 3), (".", 1)] {
+            assert_eq!(call_of(&call_key(id, ordinal)), Some((id, ordinal)));
+        }
+        assert_eq!(call_of(MODEL), None);
+        assert_eq!(call_of("a.x"), None);
+    }
+
+    #[test]
+    fn steps_alternate_within_a_turn() {
+        let turns: Vec<u64> = (1..=6).map(turn_of).collect();
+        assert_eq!(turns, [1, 1, 2, 2, 3, 3]);
+        assert_eq!(step_name(4), "turn-2");
+    }
+
+    #[test]
+    fn approvals_are_waits_under_another_name() {
+        let wait = WaitId::new("wait_0011").unwrap();
+        assert_eq!(approval_id(&wait), "apr_0011");
+        assert_eq!(wait_of_approval("apr_0011"), Some(wait));
+        assert_eq!(wait_of_approval("wait_0011"), None);
+    }
+
+    #[test]
+    fn the_digest_is_of_the_exact_text() {
+        assert_ne!(arguments_digest("{}"), arguments_digest("{ }"));
+        assert!(arguments_digest("").starts_with("sha256:e3b0c442"));
+    }
+
+    #[test]
+    fn call_ids_fit_into_keys() {
+        assert!(is_call_id("call_1"));
+        assert!(!is_call_id("") && !is_call_id("a\0b") && !is_call_id(&"x".repeat(241)));
+    }
+}

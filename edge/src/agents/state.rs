@@ -1,0 +1,72 @@
+//! What an agent's run carries from step to step. The transcript is not in it: that is in the journal, once.
+
+use iop_shared::openai::usage::Usage;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// The state of a run.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AgentState {
+    /// Until the first turn is committed; then it is in the journal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) input: Option<Box<RawValue>>,
+    /// Calls of the last turn that have no results yet.
+    #[serde(default)]
+    pub(crate) pending: u32,
+    #[serde(default)]
+    pub(crate) usage: Totals,
+    /// The last turn's text, when it called nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) answer: Option<String>,
+}
+
+/// Tokens of all turns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Totals {
+    pub(crate) input_tokens: u64,
+    pub(crate) output_tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) reasoning_tokens: u64,
+    pub(crate) total_tokens: u64,
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, usage: &Usage) {
+        self.input_tokens += usage.input;
+        self.output_tokens += usage.output;
+        self.cached_tokens += usage.cached;
+        self.reasoning_tokens += usage.reasoning;
+        self.total_tokens = self.input_tokens + self.output_tokens;
+    }
+}
+
+impl AgentState {
+    pub(crate) fn of_input(input: Box<RawValue>) -> Self {
+        Self {
+            input: Some(input),
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_reads_back() {
+        let mut state = AgentState::of_input(RawValue::from_string(r#"{"a" : 1.0}"#.to_owned()).unwrap());
+        state.usage.add(&Usage {
+            input: 3,
+            output: 4,
+            cached: 1,
+            reasoning: 2,
+        });
+        let text = serde_json::to_string(&state).unwrap();
+        let back: AgentState = serde_json::from_str(&text).unwrap();
+        assert_eq!(back.input.unwrap().get(), r#"{"a" : 1.0}"#);
+        assert_eq!(back.usage.total_tokens, 7);
+    }
+}

@@ -1,0 +1,202 @@
+//! Who follows a run in this process: told at once of what is committed here, and of the pieces of a turn as they come. What is
+//! committed elsewhere is found by looking.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use iop_durable::ids::RunId;
+use iop_durable::record::EventRecord;
+use iop_durable::store::Store;
+use parking_lot::Mutex;
+use tokio::sync::{broadcast, watch};
+
+use super::problem::Problem;
+use crate::agents::journal::TURN_COMPLETED;
+
+/// Events that are read at once.
+const PAGE: u32 = 200;
+/// Pieces that a slow follower may be behind; more are lost to it, as they are not stored.
+const PIECES: usize = 1024;
+
+/// The runs that are followed.
+#[derive(Default)]
+pub(crate) struct Live {
+    runs: Mutex<HashMap<RunId, Weak<Channel>>>,
+}
+
+struct Channel {
+    /// The number of the last event that was committed here.
+    committed: watch::Sender<u64>,
+    pieces: broadcast::Sender<Piece>,
+}
+
+/// A piece of a turn's answer.
+#[derive(Debug, Clone)]
+struct Piece {
+    turn: u64,
+    data: Bytes,
+}
+
+impl Live {
+    /// Follows a run from behind this event. `poll`: how often the store is looked at without a word.
+    pub(crate) fn follow(&self, store: Arc<dyn Store>, run: &RunId, after: u64, poll: Duration) -> Follow {
+        let channel = {
+            let mut runs = self.runs.lock();
+            match runs.get(run).and_then(Weak::upgrade) {
+                Some(channel) => channel,
+                None => {
+                    let channel = Arc::new(Channel {
+                        committed: watch::channel(0).0,
+                        pieces: broadcast::channel(PIECES).0,
+                    });
+                    // Who stopped following leaves an empty place.
+                    if runs.len() >= 64 && runs.len().is_power_of_two() {
+                        runs.retain(|_, channel| channel.strong_count() > 0);
+                    }
+                    runs.insert(run.clone(), Arc::downgrade(&channel));
+                    channel
+                }
+            }
+        };
+        Follow {
+            run: run.clone(),
+            store,
+            poll,
+            after,
+            page: VecDeque::new(),
+            pieces: VecDeque::new(),
+            committed: channel.committed.subscribe(),
+            incoming: channel.pieces.subscribe(),
+            read: None,
+            _channel: channel,
+        }
+    }
+
+    /// An event up to this number is in the store.
+    pub(crate) fn committed(&self, run: &RunId, event_seq: u64) {
+        if let Some(channel) = self.channel(run) {
+            channel.committed.send_if_modified(|seq| {
+                let news = event_seq > *seq;
+                *seq = event_seq.max(*seq);
+                news
+            });
+        }
+    }
+
+    /// A piece of a turn; `data` is made only where somebody follows.
+    pub(crate) fn delta(&self, run: &RunId, turn: u64, data: impl FnOnce() -> Bytes) {
+        if let Some(channel) = self.channel(run) {
+            let _ = channel.pieces.send(Piece { turn, data: data() });
+        }
+    }
+
+    fn channel(&self, run: &RunId) -> Option<Arc<Channel>> {
+        let mut runs = self.runs.lock();
+        let channel = runs.get(run)?.upgrade();
+        if channel.is_none() {
+            runs.remove(run);
+        }
+        channel
+    }
+}
+
+/// Something that happened to a followed run.
+#[derive(Debug, Clone)]
+pub(crate) enum Update {
+    /// Stored; in order and without a gap.
+    Event(EventRecord),
+    /// The data of `run.turn.delta`: of turns that run in this process, never stored.
+    Delta(Bytes),
+}
+
+/// One follower. Reading is from the store, so a slow one costs no memory.
+pub(crate) struct Follow {
+    run: RunId,
+    store: Arc<dyn Store>,
+    poll: Duration,
+    after: u64,
+    page: VecDeque<EventRecord>,
+    pieces: VecDeque<Piece>,
+    committed: watch::Receiver<u64>,
+    incoming: broadcast::Receiver<Piece>,
+    /// What was known to be committed when the store was last read.
+    read: Option<u64>,
+    _channel: Arc<Channel>,
+}
+
+impl Follow {
+    /// What happens next; waits for it.
+    ///
+    /// # Errors
+    /// The store's; reading may go on after it.
+    pub(crate) async fn next(&mut self) -> Result<Update, Problem> {
+        loop {
+            self.gather();
+            if let Some(event) = self.page.front() {
+                // The pieces of an answer come before the answer.
+                let turn = (!self.pieces.is_empty()).then(|| completed_turn(event)).flatten();
+                if let (Some(turn), Some(piece)) = (turn, self.pieces.front())
+                    && piece.turn <= turn
+                    && let Some(piece) = self.pieces.pop_front()
+                {
+                    return Ok(Update::Delta(piece.data));
+                }
+                if let Some(event) = self.page.pop_front() {
+                    self.after = event.seq;
+                    return Ok(Update::Event(event));
+                }
+            }
+            let known = *self.committed.borrow_and_update();
+            if self.read.is_none_or(|read| known > read.max(self.after)) {
+                let page = self.store.events(&self.run, self.after, PAGE).await?;
+                let full = page.len() as u64 >= u64::from(PAGE);
+                self.read = (!full).then_some(known);
+                if !page.is_empty() {
+                    self.page.extend(page);
+                    continue;
+                }
+            }
+            if let Some(piece) = self.pieces.pop_front() {
+                return Ok(Update::Delta(piece.data));
+            }
+            tokio::select! {
+                biased;
+                piece = self.incoming.recv() => match piece {
+                    Ok(piece) => self.pieces.push_back(piece),
+                    // What is lost is not stored either.
+                    Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => self.read = None,
+                },
+                // The sender lives as long as this follower.
+                _ = self.committed.changed() => self.read = None,
+                () = tokio::time::sleep(self.poll) => self.read = None,
+            }
+        }
+    }
+
+    fn gather(&mut self) {
+        loop {
+            match self.incoming.try_recv() {
+                Ok(piece) => self.pieces.push_back(piece),
+                Err(broadcast::error::TryRecvError::Lagged(_)) => {}
+                Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed) => return,
+            }
+        }
+    }
+}
+
+/// The turn that an event tells the end of.
+fn completed_turn(event: &EventRecord) -> Option<u64> {
+    #[derive(serde::Deserialize)]
+    struct Turn {
+        turn: u64,
+    }
+    if event.name != TURN_COMPLETED {
+        return None;
+    }
+    serde_json::from_slice::<Turn>(&event.data)
+        .ok()
+        .map(|turn| turn.turn)
+}
