@@ -7,6 +7,7 @@
     reason = "tests: a broken expectation ends the test with its message"
 )]
 
+mod before;
 mod postgres;
 
 use std::collections::BTreeSet;
@@ -16,10 +17,10 @@ use std::sync::Arc;
 use iop_durable::record::{ActivityState, CancelRequest, Scope, Status, StepStatus, WaitStatus, WaitingKind};
 use iop_durable::store::migrate::migrate;
 use iop_durable::store::postgres::PostgresStore;
-use iop_durable::store::{Authority, RunFilter, Store};
+use iop_durable::store::{Authority, GateFilter, Origin, RunFilter, Store};
 use iop_durable::testing::build::{
     LONG, activity, advance, advance_loaded, claim, completed, correlation, create, decision, decision_id,
-    ended, idempotency, lease_for, parked, payload, post, run, step, wait,
+    define, ended, idempotency, lease_for, parked, payload, post, run, step, wait,
 };
 use postgres::PostgresFixture;
 
@@ -43,7 +44,7 @@ fn matched(constraint: &str) -> BTreeSet<String> {
 #[tokio::test]
 async fn the_words_of_the_checks_are_the_words_of_the_records() {
     let fixture = PostgresFixture::start().await;
-    let lists: [(&str, &str, Vec<&str>); 5] = [
+    let lists: [(&str, &str, Vec<&str>); 7] = [
         ("runs", "status", Status::ALL.iter().map(|w| w.as_str()).collect()),
         (
             "runs",
@@ -65,9 +66,19 @@ async fn the_words_of_the_checks_are_the_words_of_the_records() {
             "status",
             WaitStatus::ALL.iter().map(|w| w.as_str()).collect(),
         ),
+        (
+            "waits",
+            "kind",
+            WaitingKind::ALL.iter().map(|w| w.as_str()).collect(),
+        ),
+        (
+            "definition_names",
+            "origin",
+            Origin::ALL.iter().map(|w| w.as_str()).collect(),
+        ),
     ];
     let checks = fixture.server.sql("SELECT count(*) FROM pg_constraint WHERE contype = 'c' AND conrelid <> 0 AND conrelid <> 'definitions'::regclass");
-    assert_eq!(checks.as_deref(), Ok("5"), "every list is compared here");
+    assert_eq!(checks.as_deref(), Ok("7"), "every list is compared here");
     for (table, column, expected) in lists {
         let check = fixture
             .server
@@ -108,6 +119,27 @@ async fn a_database_of_another_schema_is_refused_with_what_to_do() {
         assert_eq!(error.kind(), "open");
         assert!(error.to_string().contains(why), "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_database_of_the_step_before_is_refused_until_it_is_migrated_with_its_rows() {
+    let fixture = PostgresFixture::start().await;
+    let rows = before::fill(&*fixture.store).await;
+    let server = close(fixture).await;
+    for statement in before::UNDO {
+        server.sql(statement).unwrap();
+    }
+    let error = PostgresStore::connect(&server.url())
+        .await
+        .expect_err("it is refused");
+    let why = error.to_string();
+    assert!(
+        why.contains("schema 2") && why.contains("iop-edge db migrate"),
+        "{why}"
+    );
+    migrate(&server.url()).await.unwrap();
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    before::check(&store, &rows).await;
 }
 
 #[tokio::test]
@@ -181,6 +213,31 @@ async fn everything(store: &dyn Store, name: &str) {
         .await
         .unwrap();
     store.due(now, None, 10).await.unwrap();
+    store.counts().await.unwrap();
+    for (armed, owner, definition) in [
+        (true, None, None),
+        (false, None, None),
+        (true, Some(name), None),
+        (false, None, Some(("graph".to_owned(), "conformance".to_owned()))),
+    ] {
+        let filter = GateFilter {
+            kind: WaitingKind::Event,
+            armed,
+            definition,
+            owner: owner.map(str::to_owned),
+            after: Some((now, id.clone(), gate.clone())),
+            limit: 3,
+        };
+        store.gates(filter).await.unwrap();
+    }
+    store.define(define(name, "[1]")).await.unwrap();
+    store.define(define(name, "[1]")).await.unwrap();
+    store.define(define(name, "[2]")).await.unwrap();
+    store.definition("agent", name, None).await.unwrap().unwrap();
+    store.definition("agent", name, Some(1)).await.unwrap().unwrap();
+    assert_eq!(store.versions("agent", name, 0, 10).await.unwrap().len(), 2);
+    store.definitions("agent", None, 1).await.unwrap();
+    assert!(store.withdraw("agent", name).await.unwrap());
     let one = |filter: RunFilter| RunFilter { limit: 3, ..filter };
     for filter in [
         RunFilter::default(),
@@ -194,6 +251,10 @@ async fn everything(store: &dyn Store, name: &str) {
         },
         RunFilter {
             parent: Some(id.clone()),
+            ..RunFilter::default()
+        },
+        RunFilter {
+            owner: Some(name.to_owned()),
             ..RunFilter::default()
         },
         RunFilter {
@@ -229,6 +290,8 @@ async fn everything(store: &dyn Store, name: &str) {
     store.quarantine(&id, "why").await.unwrap();
     store.rebuild_index().await.unwrap();
     store.delete_if_idle(&id).await.unwrap();
+    let later = now.plus(LONG);
+    assert_eq!(store.forget_keys(later, 10).await.unwrap(), 1);
     assert_eq!(
         store.load(&id).await.map_err(|e| e.kind()).map(|_| ()),
         Err("deleted")
@@ -264,8 +327,8 @@ async fn no_statement_reads_a_whole_table() {
     assert_eq!(server.sql(scans).as_deref(), Ok(""));
     let used = "SELECT count(*) FROM pg_stat_user_tables WHERE idx_scan > 0 AND relname IN ('runs', 'run_fences', \
                 'run_leases', 'checkpoints', 'steps', 'activities', 'waits', 'decisions', 'events', 'blobs', \
-                'idempotency_keys')";
-    assert_eq!(server.sql(used).as_deref(), Ok("11"), "the counters counted");
+                'idempotency_keys', 'definitions', 'definition_names')";
+    assert_eq!(server.sql(used).as_deref(), Ok("13"), "the counters counted");
 }
 
 #[tokio::test]

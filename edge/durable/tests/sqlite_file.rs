@@ -6,6 +6,7 @@
     reason = "tests: what goes wrong here ends the case"
 )]
 
+mod before;
 mod sqlite;
 
 use std::collections::BTreeSet;
@@ -18,7 +19,7 @@ use iop_durable::payload::Payload;
 use iop_durable::record::{ActivityState, Scope, Status, StepStatus, WaitStatus, WaitingKind};
 use iop_durable::store::migrate::migrate;
 use iop_durable::store::sqlite::SqliteStore;
-use iop_durable::store::{Authority, Store, StoreError};
+use iop_durable::store::{Authority, Origin, Store, StoreError};
 use iop_durable::testing::ManualClock;
 use iop_durable::testing::build::{
     LONG, advance, advance_loaded, claim, create, decision, lease_for, parked, run, step,
@@ -301,6 +302,30 @@ async fn an_older_schema_is_refused_until_it_is_migrated() {
 }
 
 #[tokio::test]
+async fn a_file_of_the_step_before_is_refused_until_it_is_migrated_with_its_rows() {
+    let fixture = SqliteFixture::start().await;
+    let rows = before::fill(&*fixture.store).await;
+    fixture.store.close().await;
+    let mut conn = connect(&fixture.path()).await;
+    for statement in before::UNDO {
+        conn.execute(statement).await.unwrap();
+    }
+    conn.close().await.unwrap();
+    let why = refusal(&fixture.path()).await;
+    assert!(
+        why.contains("schema 2") && why.contains("iop-edge db migrate"),
+        "{why}"
+    );
+    migrate(&format!("sqlite://{}", fixture.path().display()))
+        .await
+        .unwrap();
+    let clock: Arc<ManualClock> = fixture.clock.clone();
+    let store = SqliteStore::open_with(&fixture.path(), clock).await.unwrap();
+    before::check(&store, &rows).await;
+    store.close().await;
+}
+
+#[tokio::test]
 async fn a_newer_schema_and_one_of_somebody_else_are_refused() {
     let fixture = SqliteFixture::start().await;
     fixture.store.close().await;
@@ -361,6 +386,8 @@ async fn the_lists_of_words_agree_with_the_enums() {
             words(ActivityState::ALL, ActivityState::as_str),
         ),
         ("waits", "status", words(WaitStatus::ALL, WaitStatus::as_str)),
+        ("waits", "kind", words(WaitingKind::ALL, WaitingKind::as_str)),
+        ("definition_names", "origin", words(Origin::ALL, Origin::as_str)),
     ] {
         let sql: String = sqlx::query_scalar("SELECT sql FROM sqlite_schema WHERE name = ?")
             .bind(table)
