@@ -1,4 +1,4 @@
-//! What one client request asks for, and what of it a provider is sent. Kept until commit, so that it can be sent again.
+//! What one request asks for, and what of it a provider is sent. Kept until commit, so that it can be sent again.
 
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use iop_shared::openai::request::{RequestFacts, SplicedBody, replay_safe, splice
 use iop_shared::wire::event::RunRequest;
 use iop_shared::wire::tunnel::TunnelHead;
 
+use super::head::Wanted;
 use super::normalized::{Renderer, run_request};
 use crate::error::ApiError;
 use crate::http::payload::Reservation;
@@ -35,8 +36,18 @@ pub(crate) enum Payload {
     Empty,
 }
 
-/// What one client request asks for.
+/// Who asks. A client at a socket is kept company while it waits; whoever asks owns what may follow a provider's failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Over HTTP. The gate is the one that repeats its request.
+    Client,
+    /// A turn of a run, which has a retry of its own (durable-api §8).
+    Run,
+}
+
+/// What one request asks for.
 pub(crate) struct Asked {
+    pub(crate) origin: Origin,
     pub(crate) endpoint: Endpoint,
     pub(crate) method: Method,
     /// Path and query below `/v1/` where it is not the endpoint's own.
@@ -59,7 +70,7 @@ pub(crate) struct Asked {
     /// The response or conversation that this request goes on from.
     pub(crate) state_id: Option<String>,
     /// The body's part of the memory for bodies, given back with it.
-    pub(crate) _held: Option<Reservation>,
+    pub(crate) held: Option<Reservation>,
     pub(crate) run_id: RunId,
     pub(crate) who: Who,
     /// What its prompt has in common with others, where its model wants that (G30).
@@ -78,6 +89,15 @@ impl Asked {
             | Endpoint::Moderations
             | Endpoint::Images
             | Endpoint::Audio => Dialect::Other,
+        }
+    }
+
+    /// The form of answer that it can read. A turn of a run has no use for the pieces but to show them.
+    pub(super) fn wanted(&self) -> Wanted {
+        match (self.stream, self.origin) {
+            (false, _) => Wanted::Whole,
+            (true, Origin::Client) => Wanted::Stream,
+            (true, Origin::Run) => Wanted::Either,
         }
     }
 

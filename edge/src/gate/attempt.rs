@@ -174,7 +174,7 @@ impl Exchange {
         let shape = head::judge(
             &head,
             self.asked.endpoint,
-            self.asked.stream,
+            self.asked.wanted(),
             self.asked.accept_encoding.as_ref(),
         );
         Ok(match shape {

@@ -1,4 +1,4 @@
-//! One client request on its way: lease, attempt, and what follows a failed one.
+//! One request on its way: lease, attempt, and what follows a failed one.
 //!
 //! Every attempt of every `/v1` request goes through `Exchange::run`. Whether another follows is `recovery`'s decision;
 //! the facts are gathered in `Exchange::follows`. Dropping the future drops the lease, the node's stream and the
@@ -15,7 +15,7 @@ use iop_shared::ids::ProviderKey;
 use iop_shared::openai::event::Dialect;
 use tokio::time::Instant;
 
-use super::asked::Asked;
+use super::asked::{Asked, Origin};
 use super::attempt::Attempt;
 use super::cycle::{Cycle, Stalled};
 use super::failure::{Failed, Failure};
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// `Retry-After` where no provider is there at all.
 const ABSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// One client request on its way. What was asked is boxed: futures are moved, and what they hold moves with them.
+/// One request on its way. What was asked is boxed: futures are moved, and what they hold moves with them.
 pub(crate) struct Exchange {
     pub(super) app: Arc<App>,
     pub(super) asked: Box<Asked>,
@@ -51,6 +51,16 @@ pub(crate) struct Exchange {
     /// Time spent waiting for a provider, which counts against no budget.
     queued: Duration,
     cycle: Cycle,
+    why: Why,
+}
+
+/// What is known of the last failed attempt, besides what is answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Why {
+    /// The status of an answer that could not be used.
+    pub(crate) answered: Option<StatusCode>,
+    /// Of a stall: whether the provider has surely stopped.
+    pub(crate) fence: AttemptFence,
 }
 
 /// Attempts made so far, seen also by a keep-alive opening (G53).
@@ -133,6 +143,7 @@ pub(crate) struct Ended {
     pub(crate) guard: RequestGuard,
     pub(crate) attempts: u32,
     pub(crate) dialect: Dialect,
+    pub(crate) why: Why,
 }
 
 impl Exchange {
@@ -149,11 +160,20 @@ impl Exchange {
             started: Instant::now(),
             queued: Duration::ZERO,
             cycle,
+            why: Why {
+                answered: None,
+                fence: AttemptFence::Unknown,
+            },
         }
     }
 
     pub(super) fn is_stream(&self) -> bool {
         self.asked.stream
+    }
+
+    /// Who asks is at the other end of a connection, which comments keep open (G21, G53).
+    pub(super) fn is_at_a_socket(&self) -> bool {
+        self.asked.origin == Origin::Client
     }
 
     pub(super) fn attempts(&self) -> Attempts {
@@ -172,6 +192,7 @@ impl Exchange {
             dialect: self.asked.dialect(),
             guard: self.guard,
             attempts: self.attempts.get(),
+            why: self.why,
         }
     }
 
@@ -204,6 +225,12 @@ impl Exchange {
                 Err(Failed::By(failure)) => {
                     since = None;
                     self.avoid(provider, &failure);
+                    self.why = Why {
+                        answered: failure.answered,
+                        fence: failure
+                            .stall
+                            .map_or(AttemptFence::Unknown, |s| s.observation.fence),
+                    };
                     let plan = self.follows(&failure, replay);
                     if plan == Plan::Answer {
                         return *failure.last;
@@ -253,6 +280,7 @@ impl Exchange {
         let elapsed = self.started.elapsed().saturating_sub(self.queued);
         let stall = failure.stall;
         let facts = Facts {
+            origin: self.asked.origin,
             cause: failure.cause,
             handoff: stall.is_some_and(|s| s.observation.handoff),
             fence: stall.map_or(AttemptFence::Unknown, |s| s.observation.fence),

@@ -28,6 +28,8 @@ pub(crate) struct Failure {
     pub(crate) evidence: Option<Box<StallFailure>>,
     /// The same, received and validated.
     pub(crate) stall: Option<SeenStall>,
+    /// The status of an answer that could not be used.
+    pub(crate) answered: Option<StatusCode>,
     /// What the client gets if nothing else is tried.
     pub(crate) last: Box<Answer>,
 }
@@ -54,6 +56,7 @@ impl Failure {
             retry_after: None,
             evidence: None,
             stall: None,
+            answered: None,
             last: Box::new(Answer::Own(
                 ApiError::new(error, message).with_should_retry(false),
             )),
@@ -94,6 +97,7 @@ impl Failure {
             retry_after: None,
             evidence: None,
             stall: None,
+            answered: None,
             last: Box::new(Answer::Own(error)),
         }
     }
@@ -106,18 +110,21 @@ impl Failure {
         } else {
             Cause::Broken
         };
-        Self::own(
-            cause,
-            ErrorKind::ProviderError,
-            message,
-            result_of_unusable(status),
-        )
+        Self {
+            answered: Some(status),
+            ..Self::own(
+                cause,
+                ErrorKind::ProviderError,
+                message,
+                result_of_unusable(status),
+            )
+        }
     }
 
     /// An answer that broke off.
     pub(crate) fn cut(message: &'static str) -> Self {
         Self::own(
-            Cause::Broken,
+            Cause::Cut,
             ErrorKind::ProviderDisconnected,
             message,
             AttemptResult::Cut,
@@ -172,6 +179,7 @@ impl Failure {
             retry_after,
             evidence: None,
             stall: None,
+            answered: None,
             last: Box::new(answer),
         }
     }
@@ -191,7 +199,7 @@ pub(super) fn ending(code: FailureCode) -> (Cause, AttemptResult, ErrorKind, &'s
             "The provider could not be reached.",
         ),
         FailureCode::ProviderCut => (
-            Cause::Broken,
+            Cause::Cut,
             AttemptResult::Cut,
             ErrorKind::ProviderDisconnected,
             CUT,
@@ -216,7 +224,7 @@ pub(super) fn ending(code: FailureCode) -> (Cause, AttemptResult, ErrorKind, &'s
         ),
         // A refusal for want of room after the run began is a defect of the node, as the last one is.
         FailureCode::Capacity | FailureCode::Draining | FailureCode::Internal => (
-            Cause::Broken,
+            Cause::Cut,
             AttemptResult::Cut,
             ErrorKind::ProviderError,
             "The node failed.",

@@ -9,6 +9,7 @@ use iop_shared::execution::{
 use iop_shared::openai::usage::Usage;
 use tokio::time::Instant;
 
+use super::asked::Origin;
 use super::cycle::{Stalled, observe};
 use super::recovery::{Cause, Facts, decide};
 use crate::pool::Prospects;
@@ -175,6 +176,7 @@ impl AttemptGuard {
 /// The decision on a stall whose caller has gone.
 fn abandoned() -> Facts {
     Facts {
+        origin: Origin::Client,
         cause: Cause::Stall,
         handoff: true,
         fence: AttemptFence::Confirmed,

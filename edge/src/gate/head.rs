@@ -85,11 +85,25 @@ pub(crate) enum Shape {
     Unusable(&'static str),
 }
 
+/// The form of answer that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Whole,
+    Stream,
+    /// A stream was asked for, and a whole answer does as well.
+    Either,
+}
+
+/// Whether a body says of itself that it is JSON.
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
+    media_type(headers) == Media::Json
+}
+
 /// Decides by what was asked (the body's `stream`, never `Accept`) and by what came (G10, G11, G58).
 pub(crate) fn judge(
     head: &Head,
     endpoint: Endpoint,
-    stream: bool,
+    wanted: Wanted,
     accept_encoding: Option<&HeaderValue>,
 ) -> Shape {
     if head.status == StatusCode::UNAUTHORIZED {
@@ -115,20 +129,23 @@ pub(crate) fn judge(
         // Images and audio answer in what format the request asked for.
         Endpoint::Images | Endpoint::Audio => false,
     };
-    match (stream, media) {
+    match (wanted, media) {
         // `stream` asks these for a body as it is made, which may well be no events.
-        (true, Media::Json | Media::Html | Media::Other) if !json => Shape::Whole { json },
-        (true, Media::Json | Media::Html) => {
+        (Wanted::Stream | Wanted::Either, Media::Json | Media::Html | Media::Other) if !json => {
+            Shape::Whole { json }
+        }
+        (Wanted::Either, Media::Json) => Shape::Whole { json },
+        (Wanted::Stream, Media::Json) | (Wanted::Stream | Wanted::Either, Media::Html) => {
             Shape::Unusable("The provider answered a streaming request without a stream.")
         }
-        (false, Media::Html) if json => Shape::Unusable("The provider answered with a web page."),
-        (false, Media::Events) if json => {
+        (Wanted::Whole, Media::Html) if json => Shape::Unusable("The provider answered with a web page."),
+        (Wanted::Whole, Media::Events) if json => {
             Shape::Unusable("The provider answered with a stream that nobody asked for.")
         }
         // A stream whose label is wrong or missing is known by its events.
-        (true, Media::Events | Media::Other) => Shape::Events,
-        (false, Media::Events) => Shape::Events,
-        (false, Media::Json | Media::Html | Media::Other) => Shape::Whole { json },
+        (Wanted::Stream | Wanted::Either, Media::Events | Media::Other) => Shape::Events,
+        (Wanted::Whole, Media::Events) => Shape::Events,
+        (Wanted::Whole, Media::Json | Media::Html | Media::Other) => Shape::Whole { json },
     }
 }
 
@@ -236,12 +253,22 @@ mod tests {
             (401, "application/json", Chat, false, None),
             (302, "", Chat, false, None),
         ] {
-            let got = judge(&head(status, media), endpoint, stream, None);
+            let wanted = if stream { Wanted::Stream } else { Wanted::Whole };
+            let got = judge(&head(status, media), endpoint, wanted, None);
             match want {
                 Some(shape) => assert_eq!(got, shape, "{status} {media} {stream}"),
                 None => assert!(matches!(got, Shape::Unusable(_)), "{status} {media} {stream}"),
             }
         }
+    }
+
+    #[test]
+    fn who_can_read_either_form_takes_what_comes_and_no_web_page() {
+        let judged = |media| judge(&head(200, media), Endpoint::Chat, Wanted::Either, None);
+        assert_eq!(judged("application/json"), Shape::Whole { json: true });
+        assert_eq!(judged("text/event-stream"), Shape::Events);
+        assert_eq!(judged(""), Shape::Events);
+        assert!(matches!(judged("text/html"), Shape::Unusable(_)));
     }
 
     #[test]
@@ -253,7 +280,7 @@ mod tests {
             judge(
                 &h,
                 Endpoint::Chat,
-                false,
+                Wanted::Whole,
                 accept.map(HeaderValue::from_static).as_ref(),
             )
         };

@@ -18,26 +18,42 @@ mod relay;
 mod source;
 
 use bytes::Bytes;
-use http::Response;
 use http::header::{self, HeaderValue};
+use http::{Response, StatusCode};
+use iop_shared::execution::AttemptFence;
 use tokio::time::Instant;
 
-pub(crate) use asked::{Asked, Payload};
+pub(crate) use asked::{Asked, Origin, Payload};
 pub use body::{Aborted, GateBody};
 pub(crate) use exchange::Exchange;
+pub(crate) use failure::{in_band_status, retry_after};
 pub(crate) use guard::RequestGuard;
-pub(crate) use head::X_IOP_ATTEMPTS;
+pub(crate) use head::{X_IOP_ATTEMPTS, is_json};
 
-use crate::error::X_SHOULD_RETRY;
+use crate::error::{ErrorKind, X_SHOULD_RETRY};
 use body::Pace;
 use exchange::{Answer, Ended, outcome_of_status};
 use failure::is_retryable;
 
+/// Among the extensions of an answer that the gate made itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Verdict {
+    pub(crate) kind: ErrorKind,
+    /// The status of a provider's answer that could not be used.
+    pub(crate) answered: Option<StatusCode>,
+    /// Of a stall: whether the provider has surely stopped.
+    pub(crate) fence: AttemptFence,
+}
+
 /// Runs a request to its answer; dropping the future cancels everything.
 pub(crate) async fn serve(exchange: Exchange) -> Response<GateBody> {
     let gate = &exchange.app.settings.gate;
-    let interval = gate.keepalive_interval;
-    let Some(open_after) = gate.keepalive_open_after.filter(|_| exchange.is_stream()) else {
+    let company = exchange.is_at_a_socket();
+    let interval = gate.keepalive_interval.filter(|_| company);
+    let Some(open_after) = gate
+        .keepalive_open_after
+        .filter(|_| company && exchange.is_stream())
+    else {
         return answer(exchange.run().await, interval);
     };
     let attempts = exchange.attempts();
@@ -63,6 +79,7 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
         guard,
         attempts,
         dialect,
+        why,
     } = ended;
     match answer {
         Answer::Stream { head, relay, attempt } => {
@@ -109,10 +126,15 @@ fn answer(ended: Ended, interval: Option<std::time::Duration>) -> Response<GateB
             response
         }
         Answer::Own(error) => {
-            let outcome = error.kind.outcome();
+            let kind = error.kind;
             let mut response = error
                 .into_response::<Bytes>()
-                .map(|body| GateBody::full(body, guard, outcome));
+                .map(|body| GateBody::full(body, guard, kind.outcome()));
+            response.extensions_mut().insert(Verdict {
+                kind,
+                answered: why.answered,
+                fence: why.fence,
+            });
             response
                 .headers_mut()
                 .insert(X_IOP_ATTEMPTS, HeaderValue::from(attempts));

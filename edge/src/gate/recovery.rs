@@ -4,6 +4,7 @@
 
 use iop_shared::execution::{AttemptFence, CommitState, Eligibility, ProviderHealth};
 
+use super::asked::Origin;
 use crate::pool::Prospects;
 
 /// What made an attempt fail, as far as a replay is concerned.
@@ -19,7 +20,9 @@ pub(crate) enum Cause {
     FirstContent,
     /// The provider said no in a way that may pass: 408, 409, 425, 429, 5xx, or such an error inside a 200.
     Answered,
-    /// Cut, empty, malformed, or no answer to what was asked.
+    /// The connection or the node went before there was an answer.
+    Cut,
+    /// Empty, malformed, or no answer to what was asked.
     Broken,
     /// The request itself is at fault: another provider would say the same (G59).
     Final,
@@ -28,6 +31,7 @@ pub(crate) enum Cause {
 /// Everything the decision looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Facts {
+    pub(crate) origin: Origin,
     pub(crate) cause: Cause,
     /// 004 `recovery_handoff=confirmed`; looked at for a stall only, as the fence and the health are.
     pub(crate) handoff: bool,
@@ -52,7 +56,7 @@ pub(crate) struct Facts {
 /// What follows a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Plan {
-    /// The client gets what there is.
+    /// Whoever asked gets what there is.
     Answer,
     /// A provider that was not tried. `fallback`: should none be left by then, the one that failed, which is proven
     /// available (004 `AllowAvoidedProviderFallback`).
@@ -68,6 +72,16 @@ pub(crate) struct Decision {
     pub(crate) plan: Plan,
 }
 
+/// Whether another attempt is the run's to make: a provider answered, and what it said belongs to the retry of the run's
+/// own (durable-api §8). Where no provider answered, the gate goes on to another one.
+const fn is_the_runs(origin: Origin, cause: Cause) -> bool {
+    match (origin, cause) {
+        (Origin::Run, Cause::Answered | Cause::Broken | Cause::Final) => true,
+        (Origin::Run, Cause::Connect | Cause::Stall | Cause::NodeLost | Cause::FirstContent | Cause::Cut)
+        | (Origin::Client, _) => false,
+    }
+}
+
 /// The first gate that is closed names the reason.
 pub(crate) fn decide(facts: &Facts) -> Decision {
     let closed = |eligibility| Decision {
@@ -80,7 +94,8 @@ pub(crate) fn decide(facts: &Facts) -> Decision {
     };
     let stalled = facts.cause == Cause::Stall;
     let proven = stalled && facts.health == ProviderHealth::Available;
-    if facts.cause == Cause::Final {
+    let elsewhere_only = facts.origin == Origin::Run;
+    if facts.cause == Cause::Final || is_the_runs(facts.origin, facts.cause) {
         closed(Eligibility::Other)
     } else if stalled && !facts.handoff {
         closed(Eligibility::NoOwner)
@@ -97,9 +112,13 @@ pub(crate) fn decide(facts: &Facts) -> Decision {
     } else if !facts.snapshot || !facts.allowed {
         closed(Eligibility::Other)
     } else if facts.prospects.other {
-        open(Plan::Elsewhere { fallback: proven })
+        open(Plan::Elsewhere {
+            fallback: proven && !elsewhere_only,
+        })
     } else if !facts.prospects.same {
         closed(Eligibility::NoCandidate)
+    } else if elsewhere_only {
+        closed(Eligibility::SameProviderForbidden)
     } else if proven {
         open(Plan::Same { paused: false })
     } else if facts.comes_back {
@@ -113,12 +132,14 @@ pub(crate) fn decide(facts: &Facts) -> Decision {
 mod tests {
     use super::*;
 
-    const CAUSES: [Cause; 7] = [
+    const ORIGINS: [Origin; 2] = [Origin::Client, Origin::Run];
+    const CAUSES: [Cause; 8] = [
         Cause::Connect,
         Cause::Stall,
         Cause::NodeLost,
         Cause::FirstContent,
         Cause::Answered,
+        Cause::Cut,
         Cause::Broken,
         Cause::Final,
     ];
@@ -126,6 +147,7 @@ mod tests {
     /// A stall that may be replayed elsewhere.
     fn best() -> Facts {
         Facts {
+            origin: Origin::Client,
             cause: Cause::Stall,
             handoff: true,
             fence: AttemptFence::Confirmed,
@@ -146,13 +168,15 @@ mod tests {
 
     /// Every combination of facts.
     fn all() -> impl Iterator<Item = Facts> {
-        CAUSES.into_iter().flat_map(|cause| {
+        let who = ORIGINS.into_iter().flat_map(|o| CAUSES.map(|c| (o, c)));
+        who.flat_map(|(origin, cause)| {
             AttemptFence::ALL.iter().flat_map(move |fence| {
                 ProviderHealth::ALL.iter().flat_map(move |health| {
                     CommitState::ALL.iter().flat_map(move |commit| {
                         (0_u32..1 << 9).map(move |bits| {
                             let bit = |n: u32| bits >> n & 1 == 1;
                             Facts {
+                                origin,
                                 cause,
                                 handoff: bit(0),
                                 fence: *fence,
@@ -244,14 +268,43 @@ mod tests {
                 );
             }
             let proven = facts.cause == Cause::Stall && facts.health == ProviderHealth::Available;
+            let run = facts.origin == Origin::Run;
             match plan {
-                Plan::Elsewhere { fallback } => assert!(facts.prospects.other && fallback == proven),
+                Plan::Elsewhere { fallback } => {
+                    assert!(facts.prospects.other && fallback == (proven && !run), "{facts:?}");
+                }
                 Plan::Same { paused } => {
+                    assert!(!run, "{facts:?}");
                     assert!(!facts.prospects.other && facts.prospects.same);
                     assert!(proven || facts.comes_back, "{facts:?}");
                     assert_eq!(paused, !proven, "{facts:?}");
                 }
                 Plan::Answer => {}
+            }
+        }
+    }
+
+    /// Inside runs the gate goes on only where no provider answered, and only elsewhere; there it asks for no more and no
+    /// less than it does for a client.
+    #[test]
+    fn a_run_owns_what_a_provider_answered() {
+        for facts in all().filter(|f| f.origin == Origin::Run) {
+            let unanswered = match facts.cause {
+                Cause::Connect | Cause::Stall | Cause::NodeLost | Cause::FirstContent | Cause::Cut => true,
+                Cause::Answered | Cause::Broken | Cause::Final => false,
+            };
+            let client = decide(&Facts {
+                origin: Origin::Client,
+                ..facts
+            });
+            let want = match client.plan {
+                Plan::Elsewhere { .. } if unanswered => Plan::Elsewhere { fallback: false },
+                Plan::Elsewhere { .. } | Plan::Same { .. } | Plan::Answer => Plan::Answer,
+            };
+            let decision = decide(&facts);
+            assert_eq!(decision.plan, want, "{facts:?}");
+            if client.plan == Plan::Answer && unanswered {
+                assert_eq!(decision, client, "{facts:?}");
             }
         }
     }

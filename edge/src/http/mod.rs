@@ -8,6 +8,7 @@ pub mod tls;
 
 pub(crate) mod openai;
 pub(crate) mod payload;
+pub(crate) mod route;
 
 mod answer;
 mod api;

@@ -2,33 +2,29 @@
 //!
 //! Reads of a body only what routes it (G10); every refusal names its field and happens before a provider is called.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{self, HeaderName, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, Version, request};
 use http_body::Body;
 use http_body_util::BodyExt;
 use iop_shared::execution::Endpoint;
-use iop_shared::ids::RunId;
-use iop_shared::openai::multipart;
-use iop_shared::openai::request::{RequestError, affinity_key, inspect};
 use iop_shared::wire::headers::client_to_provider;
 use tokio::time::Instant;
 
 use super::auth::Caller;
 use super::payload;
-use super::request_id::RequestId;
+use super::request_id::{RequestId, X_REQUEST_ID};
+use super::route::{Routed, resolve};
 use super::server::ConnHandle;
 use crate::app::{App, ResponseHome};
 use crate::error::{ApiError, ErrorKind};
-use crate::gate::{self, Asked, Exchange, GateBody, Payload, RequestGuard, X_IOP_ATTEMPTS};
-use crate::pool::{Affinity, Model};
+use crate::gate::{self, Asked, Exchange, GateBody, Origin, RequestGuard, X_IOP_ATTEMPTS};
+use crate::pool::Model;
 use crate::tasks;
 
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const DRAIN_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How long the rest of a refused upload is read and thrown away.
 const LINGER: Duration = Duration::from_secs(5);
@@ -141,40 +137,16 @@ where
         .get(header::CONTENT_TYPE)
         .and_then(|v| v.to_str().ok())
         .unwrap_or_default();
-    let mut routed = if stored.is_some() {
-        Routed {
-            payload: passive(bytes),
-            model: None,
-            stream: asks_for_stream(&parts.uri),
-            choices: 1,
-            wants_usage: true,
-            state_of: stored.clone(),
-        }
+    let mut routed = if let Some(id) = &stored {
+        Routed::stored(id.clone(), asks_for_stream(&parts.uri), bytes)
     } else if content_type
         .trim_start()
         .to_ascii_lowercase()
         .starts_with("multipart/form-data")
     {
-        let facts = multipart::inspect(content_type, &bytes).map_err(invalid)?;
-        let (model, stream) = (facts.model().to_owned(), facts.stream());
-        Routed {
-            payload: Payload::Multipart { body: bytes, facts },
-            model: Some(model),
-            stream,
-            choices: 1,
-            wants_usage: true,
-            state_of: None,
-        }
+        Routed::multipart(content_type, bytes)?
     } else {
-        let facts = inspect(&bytes).map_err(invalid)?;
-        Routed {
-            model: Some(facts.model().to_owned()),
-            stream: facts.stream(),
-            choices: facts.choices(),
-            wants_usage: facts.include_usage(),
-            state_of: facts.state_id().map(str::to_owned),
-            payload: Payload::Json { body: bytes, facts },
-        }
+        Routed::json(bytes)?
     };
 
     // State made under a model that this key may not use is as good as unknown to it.
@@ -183,7 +155,7 @@ where
         .as_deref()
         .and_then(|id| app.response_home(id))
         .filter(|h| caller.may_use(&h.model));
-    let (model, pinned) = match (routed.model, home) {
+    let (model, pinned) = match (routed.model.take(), home) {
         (Some(name), Some(home)) => {
             let model = resolve(app, &caller, &name)?;
             let target = target_at(&model, &home)?;
@@ -195,84 +167,21 @@ where
             (model, home.map(|h| (h.provider, h.target)))
         }
     };
-    let affinity = affinity(endpoint, &model, &routed.payload);
     let mut headers = parts.headers;
     client_to_provider(&mut headers);
     headers.insert(X_REQUEST_ID, id.header());
     let asked = Box::new(Asked {
-        endpoint,
         method: parts.method,
         path,
-        model,
         pinned,
-        headers,
         accept_encoding,
-        payload: routed.payload,
-        stream: routed.stream,
-        choices: routed.choices,
-        wants_usage: routed.wants_usage,
         makes_state: stored.is_none(),
         state_id,
-        _held: reservation,
-        run_id: RunId(uuid::Uuid::now_v7()),
-        who: caller.who(),
-        affinity,
+        held: reservation,
         conn,
+        ..*routed.asked(Origin::Client, endpoint, model, headers, &caller)
     });
     Ok(Admitted { asked, concurrency })
-}
-
-struct Routed {
-    payload: Payload,
-    model: Option<String>,
-    stream: bool,
-    choices: u32,
-    wants_usage: bool,
-    /// A response id whose state this request needs.
-    state_of: Option<String>,
-}
-
-/// What the request has in common with others of its conversation, where its model wants them at one provider (G30).
-fn affinity(endpoint: Endpoint, model: &Model, payload: &Payload) -> Option<u64> {
-    match (model.affinity, endpoint, payload) {
-        (Affinity::Prefix, Endpoint::Chat | Endpoint::Responses, Payload::Json { body, facts }) => {
-            affinity_key(facts, body)
-        }
-        _ => None,
-    }
-}
-
-/// A stored-response verb has no model; a body that comes with it travels unread.
-fn passive(bytes: Bytes) -> Payload {
-    if bytes.is_empty() {
-        Payload::Empty
-    } else {
-        Payload::Opaque(bytes)
-    }
-}
-
-fn invalid(error: RequestError) -> ApiError {
-    let e = ApiError::new(ErrorKind::InvalidRequest, error.message);
-    match error.param {
-        Some(param) => e.with_param(param),
-        None => e,
-    }
-}
-
-fn resolve(app: &App, caller: &Caller, name: &str) -> Result<Arc<Model>, ApiError> {
-    if !caller.may_use(name) {
-        return Err(
-            ApiError::new(ErrorKind::PermissionDenied, "This key may not use this model.")
-                .with_param("model"),
-        );
-    }
-    app.pool.resolve(name).ok_or_else(|| {
-        ApiError::new(
-            ErrorKind::ModelNotFound,
-            Cow::Owned(format!("The model `{}` does not exist.", shown(name))),
-        )
-        .with_param("model")
-    })
 }
 
 /// What the provider that holds a response's state calls the model now asked for.
@@ -307,15 +216,6 @@ fn home_model(
 fn asks_for_stream(uri: &http::Uri) -> bool {
     uri.query()
         .is_some_and(|q| q.split('&').any(|p| p == "stream=true"))
-}
-
-/// A client's model name as an error may repeat it: bounded.
-fn shown(name: &str) -> &str {
-    let mut end = name.len().min(200);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    &name[..end]
 }
 
 /// Path and query below `/v1/`, unless it is the endpoint's own.
@@ -368,12 +268,5 @@ mod tests {
             Some("resp_1")
         );
         assert_eq!(stored_response_id(&"/v1/responses".parse().unwrap()), None);
-    }
-
-    #[test]
-    fn a_long_name_is_shown_in_part_and_never_cut_inside_a_character() {
-        let name = "é".repeat(300);
-        assert_eq!(shown(&name).len(), 200);
-        assert_eq!(shown("short"), "short");
     }
 }

@@ -32,6 +32,16 @@ impl BodyMemory {
         }))
     }
 
+    /// Room for a body that is here already.
+    ///
+    /// # Errors
+    /// `capacity_exhausted` when all bodies together are at the limit.
+    pub(crate) fn hold(&self, bytes: usize) -> Result<Reservation, ApiError> {
+        let mut held = self.reserve();
+        held.grow(bytes)?;
+        Ok(held)
+    }
+
     fn reserve(&self) -> Reservation {
         Reservation {
             memory: self.0.clone(),

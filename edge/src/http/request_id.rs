@@ -26,7 +26,8 @@ impl RequestId {
             .map_or_else(Self::generate, |v| Self(v.clone()))
     }
 
-    fn generate() -> Self {
+    /// A new one.
+    pub(crate) fn generate() -> Self {
         let mut text = uuid::Uuid::encode_buffer();
         let text = uuid::Uuid::now_v7().simple().encode_lower(&mut text);
         // Hexadecimal digits are always a header value.
