@@ -1,5 +1,8 @@
 //! The declaration of an agent (durable-api §5): the same shape as TOML in the configuration and as JSON over REST.
 
+pub mod check;
+mod json;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -66,7 +69,11 @@ pub struct AgentSpec {
     #[serde(default = "yes")]
     pub human_input: bool,
     /// Members of every model request, such as `temperature`.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Map::is_empty",
+        deserialize_with = "json::object"
+    )]
     #[schema(value_type = Object)]
     pub parameters: Map<String, Value>,
 }
@@ -170,7 +177,11 @@ pub struct ToolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// JSON Schema of the arguments.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "json::value"
+    )]
     #[schema(value_type = Option<Object>)]
     pub parameters: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -234,7 +245,10 @@ fn get() -> String {
 
 /// A header's value: text, or where a secret stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a text, { env = \"NAME\" } or { file = \"PATH\" }"
+)]
 pub enum HeaderText {
     Plain(String),
     Env(EnvRef),
@@ -300,6 +314,14 @@ pub struct RetrySpec {
     /// The part of a pause, from 0 to 1, that may be cut off it.
     #[serde(default)]
     pub jitter: f64,
+}
+
+impl RetrySpec {
+    /// The first pause and the longest one, defaults filled in.
+    pub fn pauses(&self) -> (Duration, Duration) {
+        let or = |span: Option<Span>, seconds| span.map_or(Duration::from_secs(seconds), |it| it.0);
+        (or(self.initial, 1), or(self.max, 60))
+    }
 }
 
 label_enum! {

@@ -260,9 +260,14 @@ impl Seen {
             .parse("''.matches(pattern)")
             .map_err(|e| first_line(&e))?;
         context.add_variable_as_val("pattern", literal.to_val().into_owned());
-        Value::resolve(&probe, &context)
-            .map(drop)
-            .map_err(|e| format!("has a pattern that is none: {e}"))
+        match Value::resolve(&probe, &context) {
+            Ok(_) => Ok(()),
+            // The last line says what is wrong, those before it show where.
+            Err(e) => Err(format!(
+                "has a pattern that is none: {}",
+                e.to_string().lines().last().unwrap_or_default()
+            )),
+        }
     }
 }
 

@@ -91,7 +91,7 @@ fn mistakes_are_found_before_any_call() {
             "loops",
         ),
         (&format!("args.a == '{}'", "x".repeat(TEXT_MAX)), "bytes long"),
-        (&format!("{}true", "!".repeat(2000)), ""),
+        (&format!("{}true{}", "!(".repeat(1000), ")".repeat(1000)), ""),
         (&format!("{}1{} == 1", "(".repeat(1500), ")".repeat(1500)), ""),
         (&format!("{}1{} == 1", "[".repeat(1500), "]".repeat(1500)), ""),
         (&format!("1{} == 1", " + 1".repeat(900)), ""),
@@ -99,7 +99,7 @@ fn mistakes_are_found_before_any_call() {
         (&format!("args{} == 1", "[0]".repeat(1000)), ""),
         (&format!("{}true", "true ? ".repeat(500)), ""),
     ] {
-        let error = Expression::compile(expression).unwrap_err();
+        let error = Expression::compile(expression).expect_err(expression);
         assert!(error.contains(why), "{expression}: {error}");
         assert!(error.len() < 512 && !error.contains('\n'), "{error}");
     }
@@ -108,16 +108,18 @@ fn mistakes_are_found_before_any_call() {
 #[test]
 fn every_function_of_the_list_is_one() {
     let env = Arc::new(Env::stdlib());
+    let is_known = |text: String| {
+        let root = Parser::new().parse(&text).unwrap();
+        let result = Value::resolve(&root, &Context::with_env(Arc::clone(&env)));
+        !matches!(result, Err(cel::ExecutionError::UndeclaredReference(_)))
+    };
     for name in FUNCTIONS {
-        for text in [format!("{name}('1')"), format!("'1'.{name}('1')")] {
-            let root = Parser::new().parse(&text).unwrap();
-            let result = Value::resolve(&root, &Context::with_env(Arc::clone(&env)));
-            assert!(
-                !matches!(&result, Err(cel::ExecutionError::UndeclaredReference(_))),
-                "{text}: {result:?}"
-            );
-        }
+        assert!(
+            is_known(format!("{name}('1')")) || is_known(format!("'1'.{name}('1')")),
+            "{name}"
+        );
     }
+    assert!(!is_known("now()".to_owned()));
     for name in TYPES {
         Expression::compile(&format!("type(args.a) == {name}")).unwrap();
     }
