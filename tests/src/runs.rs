@@ -1,6 +1,7 @@
 //! Durable runs from outside: edges on one store, a model and tools under the test's control, a client of `/api/v1`, and what must
 //! hold after every scenario.
 
+pub mod agents;
 mod api;
 mod invariants;
 mod sse;
