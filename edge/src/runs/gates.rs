@@ -1,6 +1,9 @@
 //! What comes to a gate from outside: where the gate stands, and one delivery to it. The engine stores the delivery and decides
 //! which one wins; here its answer gets the words of the API.
 
+#[cfg(test)]
+pub(crate) mod bench;
+
 use bytes::Bytes;
 use iop_durable::ids::{CorrelationId, DecisionId, check_text};
 use iop_durable::machine::wait::{Delivery, Verdict, WaitDecision};

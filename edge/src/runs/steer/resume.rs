@@ -194,7 +194,7 @@ pub(crate) fn without_definition(head: &RunHead, token: &ResumeToken) -> Option<
 
 /// The refusal that a decision is; `None` when the run may go on, or has succeeded: then its stored outcome is the answer
 /// (D64).
-pub(crate) fn refusal(decision: &Decision, head: &RunHead) -> Option<Problem> {
+pub(crate) fn refusal(decision: &Decision, head: &RunHead, current: &ResumeToken) -> Option<Problem> {
     let problem = match decision {
         Decision::Ready | Decision::Terminal(Status::Succeeded) => return None,
         Decision::Stale => Problem::new(
@@ -225,6 +225,6 @@ pub(crate) fn refusal(decision: &Decision, head: &RunHead) -> Option<Problem> {
     };
     let mut problem = problem.of(head.id.as_str());
     problem.decision = Some(decision.word().as_str());
-    problem.current_resume_token = Some(head.token().to_string());
+    problem.current_resume_token = Some(current.to_string());
     Some(problem)
 }

@@ -201,11 +201,11 @@ fn every_decision_has_one_word_and_at_most_one_code() {
     }
     let head = head(Status::Waiting, 7);
     for (decision, code) in decisions {
-        let refused = refusal(&decision, &head);
+        let refused = refusal(&decision, &head, &at(8));
         assert_eq!(refused.as_ref().map(|problem| problem.code), code, "{decision:?}");
         if let Some(problem) = refused {
             assert_eq!(problem.decision, Some(decision.word().as_str()));
-            assert_eq!(problem.current_resume_token, Some(at(7).to_string()));
+            assert_eq!(problem.current_resume_token, Some(at(8).to_string()));
             assert_eq!(problem.run_id.as_deref(), Some("run_1"));
             assert_eq!(problem.retryable, code == Some(Code::RunBusy));
         }
