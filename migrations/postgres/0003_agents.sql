@@ -23,6 +23,9 @@ ALTER TABLE waits ADD COLUMN kind text COLLATE "C" CHECK (kind ~
 CREATE INDEX waits_kind_armed ON waits (kind, armed_at, run_id, wait_id) WHERE status = 'armed';
 CREATE INDEX waits_kind ON waits (kind, armed_at, run_id, wait_id);
 
+-- What is set aside is few and not counted.
+CREATE INDEX runs_aside ON runs (status) WHERE quarantine IS NOT NULL;
+
 -- Who made the run; written once.
 ALTER TABLE runs ADD COLUMN owner text COLLATE "C";
 

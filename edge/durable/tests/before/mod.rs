@@ -12,7 +12,8 @@ use iop_durable::testing::build::{
 };
 
 /// Undoes the step, one statement each. No run has an owner, so what is left is what the step before had.
-pub(crate) const UNDO: [&str; 9] = [
+pub(crate) const UNDO: [&str; 10] = [
+    "DROP INDEX IF EXISTS runs_aside",
     "DROP INDEX runs_owner",
     "ALTER TABLE runs DROP COLUMN owner",
     "DROP INDEX waits_kind",

@@ -6,6 +6,19 @@ use crate::record::{DefinitionRef, Status, WaitRecord, WaitingKind};
 use crate::store::rows::{self, Cells, GatePlace, signed};
 use crate::store::{Counts, GateFilter, StoreError};
 
+/// The bytes of a payload of `w`, from the row or from `blobs`.
+macro_rules! bytes_of {
+    ($bytes:literal, $digest:literal) => {
+        concat!(
+            "COALESCE(w.",
+            $bytes,
+            ", (SELECT b.bytes FROM blobs b WHERE b.run_id = w.run_id AND b.digest = w.",
+            $digest,
+            "))"
+        )
+    };
+}
+
 pub(super) async fn gates(
     pool: &Pool,
     filter: &GateFilter,
@@ -41,22 +54,13 @@ fn page(filter: &GateFilter, after: &GatePlace, limit: usize) -> Sql {
     let mut sql = Sql::new(concat!(
         "SELECT ",
         rows::gate_columns!(
-            "COALESCE(w.subject, s.bytes)",
-            "COALESCE(w.delivered, d.bytes)",
+            bytes_of!("subject", "subject_digest"),
+            bytes_of!("delivered", "delivered_digest"),
             "NULL::bytea"
         ),
-        " FROM (SELECT * FROM waits g WHERE (g.kind, g.armed_at, g.run_id, g.wait_id) > ("
+        " FROM waits w JOIN LATERAL (SELECT * FROM runs h WHERE h.run_id = w.run_id OFFSET 0) AS r \
+         ON r.quarantine IS NULL"
     ));
-    sql.bind(filter.kind.as_str()).push(", ").bind(after.0);
-    sql.push(", ").bind(&*after.1).push(", ").bind(&*after.2);
-    sql.push(") AND g.kind <= ").bind(filter.kind.as_str());
-    if filter.armed {
-        sql.push(" AND g.status = 'armed'");
-    }
-    sql.push(
-        " ORDER BY g.kind, g.armed_at, g.run_id, g.wait_id OFFSET 0) AS w \
-         JOIN LATERAL (SELECT * FROM runs h WHERE h.run_id = w.run_id OFFSET 0) AS r ON r.quarantine IS NULL",
-    );
     if let Some((kind, name)) = &filter.definition {
         sql.push(" AND r.kind = ").bind(&**kind);
         sql.push(" AND r.definition = ").bind(&**name);
@@ -64,12 +68,15 @@ fn page(filter: &GateFilter, after: &GatePlace, limit: usize) -> Sql {
     if let Some(owner) = &filter.owner {
         sql.push(" AND r.owner = ").bind(&**owner);
     }
-    sql.push(
-        " LEFT JOIN blobs s ON w.subject IS NULL AND s.run_id = w.run_id AND s.digest = w.subject_digest \
-         LEFT JOIN blobs d ON w.delivered IS NULL AND d.run_id = w.run_id AND d.digest = w.delivered_digest \
-         ORDER BY w.kind, w.armed_at, w.run_id, w.wait_id LIMIT ",
-    );
-    sql.bind(signed(limit as u64));
+    sql.push(" WHERE (w.kind, w.armed_at, w.run_id, w.wait_id) > (");
+    sql.bind(filter.kind.as_str()).push(", ").bind(after.0);
+    sql.push(", ").bind(&*after.1).push(", ").bind(&*after.2);
+    sql.push(") AND w.kind <= ").bind(filter.kind.as_str());
+    if filter.armed {
+        sql.push(" AND w.status = 'armed'");
+    }
+    sql.push(" ORDER BY w.kind, w.armed_at, w.run_id, w.wait_id LIMIT ")
+        .bind(signed(limit as u64));
     sql
 }
 
@@ -82,7 +89,8 @@ pub(super) async fn counts(pool: &Pool) -> Result<Counts, StoreError> {
     let runs = pool
         .read(|| {
             let mut sql = Sql::new(
-                "SELECT s.status, (SELECT count(*) FROM runs r WHERE r.status = s.status AND r.quarantine IS NULL) FROM ",
+                "SELECT s.status, (SELECT count(*) FROM runs r WHERE r.status = s.status) \
+                 - (SELECT count(*) FROM runs r WHERE r.status = s.status AND r.quarantine IS NOT NULL) FROM ",
             );
             sql.table();
             sql.column("text", live.clone().map(|status| status.as_str()))

@@ -352,7 +352,9 @@ fn list(filter: RunFilter) -> (String, Args) {
         args.put(parent.as_str());
     }
     if let Some(owner) = filter.owner {
-        when("r.owner = ?");
+        // Few runs have one parent or wait for one kind: their indexes lead, whatever an owner has.
+        let narrow = filter.parent.is_some() || filter.waiting_kind.is_some();
+        when(if narrow { "+r.owner = ?" } else { "r.owner = ?" });
         args.put(owner);
     }
     if let Some(status) = filter.status {
