@@ -19,6 +19,7 @@ pub mod migrate;
 pub mod postgres;
 mod rows;
 pub mod sqlite;
+pub mod upkeep;
 
 use std::time::Duration;
 

@@ -36,7 +36,7 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, StoreError> {
 }
 
 /// What every connection has.
-fn options(path: &Path) -> SqliteConnectOptions {
+pub(super) fn options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)
         .foreign_keys(false)

@@ -4,6 +4,7 @@
 //! Leases live by the host's monotonic clock, due work by its wall clock, see `clock`.
 
 mod args;
+mod backup;
 mod beside;
 mod clock;
 mod connect;
@@ -52,6 +53,7 @@ use crate::store::{
 };
 use crate::time::{Clock, HostClock, Timestamp};
 
+pub(crate) use self::backup::backup;
 pub(crate) use self::connect::migrate;
 pub use self::connect::path_of;
 
