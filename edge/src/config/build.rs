@@ -16,7 +16,7 @@ use super::settings::{
     EjectionSettings, GateSettings, LinkSettings, QueueSettings, RunsSettings, ServerSettings, Settings,
     StoreUrl,
 };
-use super::{keys, models};
+use super::{agents, keys, models};
 use crate::http::tls::{self, Alpn};
 
 /// Where references lead: the environment and the file system of the process, or a test's.
@@ -104,8 +104,8 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
     let gate = gate(&site, &file.gate)?;
     let queue = queue(&site, &file.queue)?;
     let ejection = ejection(&site, file.ejection.as_ref())?;
-    let runs = runs(&site, file.runs.as_ref(), &mut notes)?;
-    let store = store(&site, file.store.as_ref(), &mut notes)?;
+    let runs = runs(&site, &file.runs)?;
+    let store = store(&site, &file.store, file.runs.dev)?;
     provider_rules(&site, &file)?;
     let models = models::build(
         &site,
@@ -115,6 +115,8 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
         &mut notes,
     )?;
     keys::rules(&site, &file.auth)?;
+    let prices = agents::rules(&site, &file)?;
+    agents::notes(&file, &store, &mut notes);
     if file.auth.keys.is_empty() {
         loopback_only(&site, &file)?;
         notes.push(String::from(
@@ -128,6 +130,7 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
     }
     // From here on the outside is asked.
     let keys = keys::build(&site, &file.auth)?;
+    agents::secrets(&site, &file.agents)?;
     let link = match (link, &file.link) {
         (Some(listen), Some(l)) => Some(LinkSettings {
             listen,
@@ -164,6 +167,8 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
         models,
         runs,
         store,
+        agents: file.agents,
+        prices,
         telemetry: file.telemetry,
         notes,
     })
@@ -173,10 +178,10 @@ const LATER: &str = "not available yet";
 
 fn refuse_what_is_not_there_yet(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
     for (key, value) in [
-        ("agents", &file.agents),
         ("flows", &file.flows),
         ("triggers", &file.triggers),
         ("nats", &file.nats),
+        ("webhooks", &file.webhooks),
     ] {
         if value.is_some() {
             return site.fail(key, LATER);
@@ -312,38 +317,69 @@ fn ejection(site: &Site<'_>, file: Option<&EjectionFile>) -> Checked<EjectionSet
     })
 }
 
-fn runs(site: &Site<'_>, file: Option<&RunsFile>, notes: &mut Vec<String>) -> Checked<RunsSettings> {
-    if file.is_some() {
-        notes.push(String::from("[runs] is not used yet"));
-    }
-    let default = RunsFile::default();
-    let file = file.unwrap_or(&default);
+/// The longest span the runtime counts with.
+const YEAR: Duration = Duration::from_hours(24 * 366);
+
+/// What one row of a database holds with room to spare.
+const ROW: ByteSize = ByteSize::mib(512);
+
+fn runs(site: &Site<'_>, file: &RunsFile) -> Checked<RunsSettings> {
     if file.workers == 0 {
         return site.fail("runs.workers", "must be at least 1");
     }
-    let lease_ttl = site.positive("runs.lease_ttl", file.lease_ttl)?;
-    let poll_interval = site.positive("runs.poll_interval", file.poll_interval)?;
+    for (key, period, least, words) in [
+        ("runs.lease_ttl", file.lease_ttl, Duration::from_secs(1), "1s"),
+        (
+            "runs.poll_interval",
+            file.poll_interval,
+            Duration::from_millis(50),
+            "50ms",
+        ),
+        ("runs.cancel_grace", file.cancel_grace, Duration::ZERO, "0s"),
+    ] {
+        if !(least..=YEAR).contains(&period.0) {
+            return site.fail(key, format!("must be at least {words} and at most a year"));
+        }
+    }
+    for (key, size) in [
+        ("runs.max_state", file.max_state),
+        ("runs.max_result", file.max_result),
+    ] {
+        if !(ByteSize::kib(1)..=ROW).contains(&size) {
+            return site.fail(key, "must be at least 1KiB and at most 512MiB");
+        }
+    }
     Ok(RunsSettings {
         workers: file.workers,
-        lease_ttl,
-        poll_interval,
-        max_state: 64 << 20,
-        max_result: 16 << 20,
-        cancel_grace: Duration::from_secs(10),
+        lease_ttl: file.lease_ttl.0,
+        poll_interval: file.poll_interval.0,
+        max_state: file.max_state.0,
+        max_result: file.max_result.0,
+        cancel_grace: file.cancel_grace.0,
     })
 }
 
-fn store(site: &Site<'_>, file: Option<&StoreFile>, notes: &mut Vec<String>) -> Checked<StoreUrl> {
-    if file.is_some() {
-        notes.push(String::from("[store] is not used yet"));
-    }
-    let default = StoreFile::default();
-    let url = &file.unwrap_or(&default).url;
+/// `dev`: whether a store that forgets is meant (D271).
+fn store(site: &Site<'_>, file: &StoreFile, dev: bool) -> Checked<StoreUrl> {
+    let url = &file.url;
     let rest = |scheme: &str| url.strip_prefix(scheme).filter(|rest| !rest.is_empty());
-    if rest("sqlite://").is_some() {
+    if let Some(file) = rest("sqlite://") {
+        if file.starts_with('?') || file.contains(":memory:") || file.contains("mode=memory") {
+            return site.fail(
+                "store.url",
+                "must name a file: sqlite://FILE; memory:// is a store that forgets",
+            );
+        }
         Ok(StoreUrl::Sqlite(url.clone()))
     } else if rest("postgres://").or_else(|| rest("postgresql://")).is_some() {
         Ok(StoreUrl::Postgres(url.clone()))
+    } else if url == "memory://" && dev {
+        Ok(StoreUrl::Memory)
+    } else if url == "memory://" {
+        site.fail(
+            "store.url",
+            "memory:// forgets every run when the process ends; only with [runs] dev = true",
+        )
     } else {
         site.fail(
             "store.url",

@@ -1,6 +1,7 @@
 //! `edge.toml` as written: strict structures with the documented defaults (design §4). What a value may be beside its
 //! type is said in `validate`.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use iop_shared::config::{ByteSize, Period, ProviderConfig, SecretRef, TelemetryConfig, TlsConfig};
@@ -8,6 +9,7 @@ use iop_shared::label_enum;
 use serde::Deserialize;
 
 use super::settings::{OnNodeLost, Priority, Role};
+use crate::agents::spec::{AgentSpec, PriceSpec};
 
 /// A key that is known but does nothing yet: any value is read, none is accepted.
 type Later = Option<toml::Value>;
@@ -17,19 +19,21 @@ type Later = Option<toml::Value>;
 pub(super) struct EdgeFile {
     pub server: ServerFile,
     pub link: Option<LinkFile>,
-    pub store: Option<StoreFile>,
+    pub store: StoreFile,
     pub auth: AuthFile,
     pub gate: GateFile,
     pub ejection: Option<EjectionFile>,
     pub queue: QueueFile,
     pub providers: Vec<ProviderConfig>,
     pub models: Vec<ModelFile>,
-    pub runs: Option<RunsFile>,
+    pub runs: RunsFile,
     pub telemetry: TelemetryConfig,
-    pub nats: Later,
-    pub agents: Later,
+    pub agents: BTreeMap<String, AgentSpec>,
+    pub prices: BTreeMap<String, PriceSpec>,
     pub flows: Later,
     pub triggers: Later,
+    pub nats: Later,
+    pub webhooks: Later,
 }
 
 #[derive(Debug, Deserialize)]
@@ -233,6 +237,10 @@ pub(super) struct RunsFile {
     pub workers: usize,
     pub lease_ttl: Period,
     pub poll_interval: Period,
+    pub max_state: ByteSize,
+    pub max_result: ByteSize,
+    pub cancel_grace: Period,
+    pub dev: bool,
 }
 
 impl Default for RunsFile {
@@ -241,6 +249,10 @@ impl Default for RunsFile {
             workers: 16,
             lease_ttl: Period::secs(30),
             poll_interval: Period::secs(1),
+            max_state: ByteSize::mib(64),
+            max_result: ByteSize::mib(16),
+            cancel_grace: Period::secs(10),
+            dev: false,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! One rule broken refuses the whole file, with file, line and key; nothing is half-started. What is accepted without
 //! effect is said in `Settings::notes`.
 
+mod agents;
 mod build;
 mod file;
 mod keys;

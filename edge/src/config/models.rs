@@ -6,7 +6,7 @@ use iop_shared::config::{Adapter, ProviderConfig, Targets};
 use iop_shared::ids::ProviderKey;
 
 use super::build::{Checked, Site};
-use super::file::{self, CandidateFile, LivenessPreset, ModelFile};
+use super::file::{self, CandidateFile, EdgeFile, LivenessPreset, ModelFile};
 use crate::pool::{Affinity, Candidate, Liveness, Model, Preset};
 
 /// Longest public model name or target, in bytes.
@@ -24,6 +24,9 @@ pub(super) fn build(
         let at = |field: &str| format!("models[{i}].{field}");
         if !is_name(&file.name) {
             return site.fail(&at("name"), "must be 1 to 512 bytes of printable text");
+        }
+        if file.name.starts_with("agent:") {
+            return site.fail(&at("name"), "agent:NAME is the agent NAME of [agents]");
         }
         if files[..i].iter().any(|m| m.name == file.name) {
             return site.fail(&at("name"), format!("model {:?} is defined twice", file.name));
@@ -123,6 +126,16 @@ fn serves(provider: &ProviderConfig, target: &str) -> Option<bool> {
         (None, Adapter::Scripted) => Some(provider.script.as_ref().is_some_and(|s| s.contains_key(target))),
         (None | Some(Targets::Auto), Adapter::Openai | Adapter::Ollama | Adapter::Scripted) => None,
     }
+}
+
+/// Whether a request for this model may find somebody, as far as the file tells.
+pub(super) fn may_serve(file: &EdgeFile, model: &str) -> bool {
+    file.link.is_some()
+        || file.models.iter().any(|m| m.name == model)
+        || file
+            .providers
+            .iter()
+            .any(|provider| serves(provider, model) != Some(false))
 }
 
 fn is_name(text: &str) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! Nothing here is read from a file; `load` makes it. Consumers may take for granted what `validate` promises.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +11,8 @@ use iop_node::ProviderSettings;
 use iop_shared::config::{SecretString, TelemetryConfig};
 use iop_shared::label_enum;
 
+use crate::agents::prices::Prices;
+use crate::agents::spec::AgentSpec;
 use crate::pool::Model;
 
 /// Everything a running edge was told.
@@ -28,6 +31,9 @@ pub struct Settings {
     pub models: Vec<Model>,
     pub runs: RunsSettings,
     pub store: StoreUrl,
+    /// The declarations of the file, by name; checked, their secrets there.
+    pub agents: BTreeMap<String, AgentSpec>,
+    pub prices: Prices,
     pub telemetry: TelemetryConfig,
     /// Sentences for the operator about what was accepted but does nothing (yet); logged at start, shown by `check`.
     pub notes: Vec<String>,
