@@ -24,6 +24,7 @@ fn full_head() -> (RunHead, Payload) {
         }],
     });
     head.outcome = Some(Outcome::new(Status::Failed, Reason::Error).encode().unwrap());
+    head.owner = Some("somebody".to_owned());
     head.deadline = Some(at(8_000));
     head.event_seq = 12;
     head.open_activities = 1;
@@ -68,7 +69,7 @@ fn a_head_comes_back_whole() {
 
 #[test]
 fn every_column_of_a_head_is_sealed() {
-    let changes: [fn(&mut HeadRow); 22] = [
+    let changes: [fn(&mut HeadRow); 24] = [
         |row| row.kind.push('x'),
         |row| row.definition.push('x'),
         |row| row.status = "queued".to_owned(),
@@ -81,6 +82,8 @@ fn every_column_of_a_head_is_sealed() {
         |row| row.root_id.push('x'),
         |row| row.waiting_kind = None,
         |row| row.waiting_kind = Some("retry".to_owned()),
+        |row| row.owner = None,
+        |row| row.owner = Some("somebody else".to_owned()),
         |row| row.deadline = None,
         |row| row.deadline = Some(8_001),
         |row| row.state.digest = [0; 32],
@@ -103,6 +106,34 @@ fn every_column_of_a_head_is_sealed() {
     row.kind = format!("{}{}", row.kind, &row.definition[..1]);
     row.definition.remove(0);
     assert_eq!(kind(row.open("r")), "corrupt");
+}
+
+/// Rows that were written when no run had an owner: their bytes are what is sealed, and what a head without one has.
+#[test]
+fn a_head_without_an_owner_is_what_it_was_before_there_were_owners() {
+    let (mut head, state) = full_head();
+    head.owner = None;
+    head.commit_id = Uuid::nil();
+    head.metadata.clear();
+    let row = HeadRow::seal(&head, &state, head.revision).unwrap();
+    let body = "{\"definition_version\":3,\"definition_digest\":\"sha256:00\",\"origin\":\"step\",\"life\":2,\"attempt\":3,\
+                \"recoveries\":1,\"metadata\":{},\"waiting\":{\"reason\":\"why\",\"due_at\":9000,\"on\":[{\"kind\":\"timer\",\
+                \"id\":\"w\",\"node\":\"n\",\"key\":\"k\"}]},\"event_seq\":12,\"open_activities\":1,\"armed_waits\":2,\
+                \"effects\":3,\"traceparent\":\"00-0-0-01\",\"commit_id\":\"00000000-0000-0000-0000-000000000000\"}";
+    assert_eq!(std::str::from_utf8(&row.body).unwrap(), body);
+    let (opened, seal) = row.open("r").unwrap();
+    assert_eq!(seal, seal_of(&opened, &state).unwrap());
+}
+
+/// The kind of a wait stands in its body; the column only files it.
+#[test]
+fn the_column_of_a_waits_kind_may_be_missing_or_wrong() {
+    for filed in [None, Some("approval".to_owned())] {
+        let mut row = wait_row();
+        assert_eq!(row.kind.as_deref(), Some("event"));
+        row.kind = filed;
+        assert_eq!(row.open("r", None, None).unwrap().kind, WaitingKind::Event);
+    }
 }
 
 #[test]

@@ -50,6 +50,18 @@ async fn an_id_or_key_makes_one_run() {
     let other = Start::new(vec!["other".to_owned()]).run(first.run.clone());
     refused(runner.start(other.clone()).await, "idempotency_conflict");
     refused(runner.accept(other).await, "idempotency_conflict");
+    // Of another owner it is another run.
+    let mut theirs = Start::new(Trail::new()).run(first.run.clone());
+    theirs.owner = Some("somebody".to_owned());
+    refused(runner.accept(theirs.clone()).await, "idempotency_conflict");
+    theirs.run = None;
+    let accepted = runner.accept(theirs.clone()).await.unwrap();
+    let owner = room.load(&accepted.run).await.head.owner;
+    assert_eq!(owner.as_deref(), Some("somebody"));
+    for bad in ["a\0b", "", &"o".repeat(257)] {
+        theirs.owner = Some(bad.to_owned());
+        refused(runner.accept(theirs.clone()).await, "invalid_encoding");
+    }
     for bad in ["a\0b", ""] {
         refused(runner.accept(with(bad, 1)).await, "invalid_encoding");
     }
