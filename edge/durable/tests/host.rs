@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use iop_durable::graph::{Directive, Graph, GraphBuilder};
-use iop_durable::host::{Host, HostOptions, Registry};
+use iop_durable::host::{Host, HostOptions, Library, Registry};
 use iop_durable::ids::{Owner, RunId};
-use iop_durable::record::{Effect, Status};
-use iop_durable::runner::{Ctx, Options, Runner, Start};
+use iop_durable::record::{DefinitionRef, Effect, Status};
+use iop_durable::runner::{Ctx, Drive, Options, Runner, Start};
 use iop_durable::store::Store;
 use iop_durable::store::memory::MemoryStore;
 use iop_durable::testing::ManualClock;
@@ -155,4 +156,60 @@ async fn a_wall_clock_that_jumps_takes_no_lease_away() {
         let result = runner.start(Start::new(1)).await.unwrap();
         assert_eq!((result.status, result.state), (Status::Succeeded, 2));
     }
+}
+
+/// Definitions made when they are asked for.
+struct Shelf {
+    store: Arc<dyn Store>,
+    asked: AtomicU32,
+}
+
+impl Library for Shelf {
+    fn definitions(&self) -> Vec<(String, String)> {
+        vec![("graph".to_owned(), "adding".to_owned())]
+    }
+
+    fn lease_ttl(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn find(&self, definition: &DefinitionRef) -> BoxFuture<'_, Option<Arc<dyn Drive>>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let version = definition.version;
+        Box::pin(async move {
+            (version < 3).then(|| Arc::new(runner(adding(version), &self.store)) as Arc<dyn Drive>)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_library_is_asked_for_the_definition_of_each_claimed_run() {
+    let store = memory();
+    let shelf = Arc::new(Shelf {
+        store: Arc::clone(&store),
+        asked: AtomicU32::new(0),
+    });
+    let runs = [1, 2].map(|version| (version, runner(adding(version), &store)));
+    let mut made = Vec::new();
+    for (version, runner) in &runs {
+        made.push((*version, runner.accept(Start::new(10)).await.unwrap().run));
+    }
+    let unknown = runner(adding(3), &store)
+        .accept(Start::new(10))
+        .await
+        .unwrap()
+        .run;
+    let host = host(&store, &Registry::of(Arc::clone(&shelf) as Arc<dyn Library>), 2);
+    for (version, run) in &made {
+        assert_eq!(ends(&store, run).await, Status::Succeeded, "version {version}");
+    }
+    iop_tests::eventually("the unknown one was met", Duration::from_secs(10), || async {
+        match shelf.asked.load(Ordering::SeqCst) {
+            0..=2 => Err("not yet".to_owned()),
+            _ => Ok(()),
+        }
+    })
+    .await;
+    assert_eq!(store.load(&unknown).await.unwrap().head.status, Status::Queued);
+    assert!(host.stop(Duration::from_secs(5)).await);
 }

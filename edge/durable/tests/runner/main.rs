@@ -22,6 +22,7 @@ mod corrupt;
 mod deadline;
 mod dropped;
 mod effects;
+mod front_ends;
 mod gate_pauses;
 mod gate_races;
 mod gates;
