@@ -76,6 +76,44 @@ affinity = "prefix"
 workers = 4
 lease_ttl = "20s"
 poll_interval = "2s"
+max_state = "32MiB"
+max_result = "8MiB"
+cancel_grace = "5s"
+dev = true
+
+[prices.qwen]
+input = "0.15"
+output = "0.60"
+cached_input = "0.075"
+
+[agents.deployer]
+model = "qwen"
+instructions = "You deploy services."
+durable = true
+deadline = "24h"
+budgets = { turns = 20, spend = "2.50" }
+approvals = { expires = "72h", deciders = ["ops"] }
+approval_rules = [{ tool = "charge", when = "args.amount > 10000" }]
+
+[[agents.deployer.tools]]
+name = "charge"
+parameters = { type = "object", properties = { amount = { type = "integer" } }, required = ["amount"] }
+http = { method = "POST", url = "http://127.0.0.1:9/charges", headers = { authorization = { env = "PAY_TOKEN" } } }
+effect = "idempotent"
+retry = { max_attempts = 4, initial = "1s", max = "60s", jitter = 0.2 }
+reconcile = { url = "http://127.0.0.1:9/charges?key={idempotency_key}", found = "$.id", headers = { authorization = { file = "token" } } }
+
+[[agents.deployer.tools]]
+name = "deploy"
+mcp = { server = "ops", tool = "deploy" }
+
+[agents.deployer.mcp_servers.ops]
+url = "http://127.0.0.1:9/mcp"
+headers = { authorization = { env = "PAY_TOKEN" } }
+
+[agents.deployer.retention]
+keep_checkpoints = 50
+ttl = "90d"
 
 [telemetry]
 log = "iop_edge=debug,info"
@@ -85,7 +123,7 @@ gen_ai_metrics = false
 
 fn parse(text: &str) -> Result<Settings, ConfigError> {
     let env = |name: &str| match name {
-        "IOP_LINK_TOKEN" | "IOP_KEY_CI" | "VLLM_API_KEY" | "IOP_TWIN" => {
+        "IOP_LINK_TOKEN" | "IOP_KEY_CI" | "VLLM_API_KEY" | "IOP_TWIN" | "PAY_TOKEN" => {
             Some(format!("value of {}", name.replace("IOP_TWIN", "IOP_KEY_CI")))
         }
         _ => None,
@@ -149,6 +187,9 @@ fn an_empty_file_has_the_documented_defaults() {
         workers: 16,
         lease_ttl: Duration::from_secs(30),
         poll_interval: Duration::from_secs(1),
+        max_state: 64 << 20,
+        max_result: 16 << 20,
+        cancel_grace: Duration::from_secs(10),
     };
     assert_eq!(s.runs, runs);
     assert!(s.store == StoreUrl::Sqlite("sqlite://iop.db".into()));
@@ -156,7 +197,7 @@ fn an_empty_file_has_the_documented_defaults() {
         (s.telemetry.log.as_str(), s.telemetry.log_format),
         ("info", LogFormat::Json)
     );
-    assert!(s.providers.is_empty() && s.models.is_empty());
+    assert!(s.providers.is_empty() && s.models.is_empty() && s.agents.is_empty());
     assert!(
         s.notes.iter().any(|n| n.contains("loopback only")),
         "{:?}",
@@ -220,16 +261,19 @@ fn the_whole_file_is_read() {
     assert_eq!(model.liveness.first_content, Some(Duration::from_secs(20)));
     assert_eq!(model.affinity, Affinity::Prefix);
     assert!(s.store == StoreUrl::Postgres("postgres://iop@db/iop".into()));
-    assert_eq!(s.notes.len(), 2, "{:?}", s.notes);
-    for unused in ["[runs]", "[store]"] {
-        assert!(
-            s.notes
-                .iter()
-                .any(|n| n.contains(unused) && n.contains("not used yet")),
-            "{unused}: {:?}",
-            s.notes
-        );
-    }
+    let runs = RunsSettings {
+        workers: 4,
+        lease_ttl: Duration::from_secs(20),
+        poll_interval: Duration::from_secs(2),
+        max_state: 32 << 20,
+        max_result: 8 << 20,
+        cancel_grace: Duration::from_secs(5),
+    };
+    assert_eq!(s.runs, runs);
+    assert!(s.prices.get("qwen").is_some() && s.prices.get("other").is_none());
+    let agent = &s.agents["deployer"];
+    assert_eq!((agent.model.as_str(), agent.tools.len()), ("qwen", 2));
+    assert!(s.notes.is_empty(), "{:?}", s.notes);
 }
 
 #[test]
@@ -262,9 +306,9 @@ fn every_rule_names_file_line_and_key() {
     let model = |body: &str| format!("{PROVIDER}[[models]]\nname = \"m\"\n{body}\n");
     let candidate = |body: &str| model(&format!("candidates = [{{ {body} }}]"));
     let cases: Vec<(String, usize, &str)> = vec![
-        ("[agents.a]\nmodel = \"m\"\n".into(), 1, "agents"),
         ("\n[flows.a]\n".into(), 2, "flows"),
         ("[triggers.a]\n".into(), 1, "triggers"),
+        ("[webhooks.a]\n".into(), 1, "webhooks"),
         ("[nats]\nurl = \"nats://127.0.0.1:4222\"\n".into(), 1, "nats"),
         (
             "[telemetry]\notlp_endpoint = \"http://127.0.0.1:4317\"\n".into(),
@@ -332,7 +376,43 @@ fn every_rule_names_file_line_and_key() {
         ("[ejection]\nbase = \"30s\"\n".into(), 1, "ejection.max"),
         ("[queue]\nmax_depth = 1000001\n".into(), 2, "queue.max_depth"),
         ("[runs]\nworkers = 0\n".into(), 2, "runs.workers"),
-        ("[runs]\nlease_ttl = \"0s\"\n".into(), 2, "runs.lease_ttl"),
+        ("[runs]\nlease_ttl = \"999ms\"\n".into(), 2, "runs.lease_ttl"),
+        ("[runs]\nlease_ttl = \"2years\"\n".into(), 2, "runs.lease_ttl"),
+        (
+            "[runs]\npoll_interval = \"49ms\"\n".into(),
+            2,
+            "runs.poll_interval",
+        ),
+        (
+            "[runs]\ncancel_grace = \"2years\"\n".into(),
+            2,
+            "runs.cancel_grace",
+        ),
+        ("[runs]\nmax_state = \"1B\"\n".into(), 2, "runs.max_state"),
+        ("[runs]\nmax_result = \"1GiB\"\n".into(), 2, "runs.max_result"),
+        ("[runs]\nmax_result = 5\n".into(), 2, "runs.max_result"),
+        ("[store]\nurl = \"memory://\"\n".into(), 2, "store.url"),
+        ("[store]\nurl = \"sqlite://:memory:\"\n".into(), 2, "store.url"),
+        (
+            "[store]\nurl = \"sqlite://x?mode=memory\"\n".into(),
+            2,
+            "store.url",
+        ),
+        (
+            "[prices.a]\ninput = \"1\"\noutput = \"1\"\n[prices.\"gpt-4.1\"]\ninput = \"1\"\noutput = \"x\"\n".into(),
+            6,
+            "prices.gpt-4.1.output",
+        ),
+        (
+            "[prices.a]\ninput = 1\noutput = \"1\"\n".into(),
+            2,
+            "prices.a.input",
+        ),
+        (
+            format!("{PROVIDER}{}", MODEL.replace("\"m\"", "\"agent:m\"")),
+            7,
+            "models[0].name",
+        ),
         (format!("{PROVIDER}capacity = 0\n"), 6, "providers[0].capacity"),
         (format!("{PROVIDER}{PROVIDER}"), 7, "providers[1].id"),
         (
@@ -484,10 +564,130 @@ fn every_rule_names_file_line_and_key() {
 }
 
 #[test]
+fn a_declaration_that_cannot_run_is_named_by_file_line_and_key() {
+    let agent = |body: &str| format!("[agents.deployer]\nmodel = \"m\"\n{body}");
+    let tool = |body: &str| {
+        agent(&format!(
+            "[[agents.deployer.tools]]\nname = \"t\"\nhttp = {{ url = \"http://t.example/\" }}\n{body}\n"
+        ))
+    };
+    let url = |body: &str| {
+        agent(&format!(
+            "[[agents.deployer.tools]]\nname = \"t\"\nhttp = {{ {body} }}\n"
+        ))
+    };
+    for (text, line, key) in [
+        ("[agents.a]\n".to_owned(), 1, "agents.a"),
+        ("[agents.\"a b\"]\nmodel = \"m\"\n".to_owned(), 1, "agents.a b"),
+        (
+            "[agents.a]\nmodel = \"m\"\n[agents.\"a.b\"]\nmodel = \"\"\n".to_owned(),
+            4,
+            "agents.a.b.model",
+        ),
+        (agent("durble = true\n"), 3, "agents.deployer.durble"),
+        (agent("deadline = 5\n"), 3, "agents.deployer.deadline"),
+        (agent("deadline = \"0s\"\n"), 3, "agents.deployer.deadline"),
+        (
+            agent("budgets = { turns = 5, spend = \"1\" }\n"),
+            3,
+            "agents.deployer.budgets.spend",
+        ),
+        (
+            agent("budgets = { turns = -1 }\n"),
+            3,
+            "agents.deployer.budgets.turns",
+        ),
+        (
+            agent("approvals = { default = \"always\" }\n"),
+            3,
+            "agents.deployer.approvals.default",
+        ),
+        (
+            agent("parameters = { temperature = nan }\n"),
+            3,
+            "agents.deployer.parameters.temperature",
+        ),
+        (tool("effect = \"safe\""), 6, "agents.deployer.tools[0].effect"),
+        (
+            tool("retry = { max_attempts = 2 }"),
+            6,
+            "agents.deployer.tools[0].retry.max_attempts",
+        ),
+        (url("url = \"t.example\""), 5, "agents.deployer.tools[0].http.url"),
+        (
+            url("url = \"http://t.example/\", headers = { x-a = { env = \"NONE\" } }"),
+            5,
+            "agents.deployer.tools[0].http.headers.x-a",
+        ),
+        (
+            url("url = \"http://t.example/\", headers = { x-a = { file = \"none\" } }"),
+            5,
+            "agents.deployer.tools[0].http.headers.x-a",
+        ),
+        (
+            agent(
+                "[agents.deployer.mcp_servers.ops]\nurl = \"http://o.example/\"\nheaders = { x-a = { env = \"NONE\" } }\n",
+            ),
+            5,
+            "agents.deployer.mcp_servers.ops.headers.x-a",
+        ),
+        (
+            tool(
+                "reconcile = { url = \"http://t.example/{a}\", found = \"$.a\", headers = { x-a = { env = \"NONE\" } } }",
+            ),
+            6,
+            "agents.deployer.tools[0].reconcile.headers.x-a",
+        ),
+    ] {
+        let e = refused(&text);
+        assert_eq!((e.line, e.key.as_str()), (line, key), "{e}\n{text}");
+    }
+}
+
+#[test]
+fn a_store_that_forgets_is_meant_or_refused() {
+    let durable = "[agents.a]\nmodel = \"m\"\ndurable = true\n";
+    let memory = "[store]\nurl = \"memory://\"\n";
+    let e = refused(&format!("{memory}{durable}"));
+    assert!(e.message.contains("dev = true"), "{e}");
+    let s = parse(&format!("[runs]\ndev = true\n{memory}{durable}"))
+        .ok()
+        .unwrap();
+    assert!(s.store == StoreUrl::Memory && s.agents["a"].durable);
+    for note in ["store.url is memory://", "agents.a.durable"] {
+        assert!(s.notes.iter().any(|n| n.contains(note)), "{note}: {:?}", s.notes);
+    }
+    let file = parse(&format!("[runs]\ndev = true\n{durable}")).ok().unwrap();
+    assert!(file.store == StoreUrl::Sqlite("sqlite://iop.db".into()));
+}
+
+#[test]
+fn what_may_not_work_by_this_file_alone_is_said() {
+    let agents = "[agents.a]\nmodel = \"gone\"\ndurable = true\napprovals = { deciders = [\"ci\"] }\n[[agents.a.tools]]\nname = \"ask\"\nagent = { name = \"b\" }\n";
+    let s = parse(&format!("{PROVIDER}{agents}")).ok().unwrap();
+    for note in [
+        "agents.a.model",
+        "agents.a.tools[0].agent.name",
+        "agents.a.approvals.deciders",
+    ] {
+        assert!(
+            s.notes.iter().any(|n| n.starts_with(note)),
+            "{note}: {:?}",
+            s.notes
+        );
+    }
+    let keys =
+        "[auth]\nkeys = [{ name = \"ci\", secret = { env = \"IOP_KEY_CI\" }, roles = [\"operator\"] }]\n";
+    let agents = agents.replace("gone", "t").replace("\"b\"", "\"a\"");
+    let s = parse(&format!("{PROVIDER}{keys}{agents}")).ok().unwrap();
+    assert!(s.notes.is_empty(), "{:?}", s.notes);
+}
+
+#[test]
 fn what_comes_later_says_so() {
     for text in [
         "[nats]\nurl = \"x\"\n",
-        "[agents.a]\n",
+        "[flows.a]\n",
         "[telemetry]\ngen_ai_metrics = true\n",
     ] {
         assert_eq!(refused(text).message, "not available yet");

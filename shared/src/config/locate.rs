@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// The line of an offset, counted from 1.
@@ -63,29 +64,42 @@ fn in_value(value: &DeValue<'_>, offset: usize, path: &mut String) -> bool {
     false
 }
 
-/// The offset of a dotted path, or of its deepest part that is written in the text.
+/// The offset of a dotted path, or of its deepest part that is written in the text. Keys may have dots of their own.
 pub(super) fn offset_of(text: &str, path: &str) -> usize {
     let (root, _) = DeTable::parse_recoverable(text);
     let mut at = 0;
     let mut here: Option<&DeTable<'_>> = Some(root.get_ref());
-    for part in path.split('.') {
-        let (name, indexes) = part.split_once('[').unwrap_or((part, ""));
-        let Some((key, value)) = here.and_then(|t| t.iter().find(|(k, _)| k.get_ref() == name)) else {
-            break;
-        };
-        at = key.span().start;
+    let mut rest = path;
+    while let Some((key, value, after)) = here.and_then(|table| longest(table, rest)) {
+        at = key;
         let mut value = value;
-        for index in indexes
-            .split('[')
-            .filter_map(|i| i.trim_end_matches(']').parse::<usize>().ok())
-        {
-            let Some(item) = value.get_ref().as_array().and_then(|a| a.get(index)) else {
-                break;
+        rest = after;
+        while let Some((index, after)) = rest.strip_prefix('[').and_then(|r| r.split_once(']')) {
+            let item = index.parse::<usize>().ok();
+            let Some(item) = item.and_then(|i| value.get_ref().as_array()?.get(i)) else {
+                return at;
             };
             at = item.span().start;
             value = item;
+            rest = after;
         }
+        rest = rest.strip_prefix('.').unwrap_or(rest);
         here = value.get_ref().as_table();
     }
     at
+}
+
+/// The longest key of a table that a path begins with: where it stands, its value, and the rest of the path.
+fn longest<'a, 't>(
+    table: &'a DeTable<'t>,
+    path: &'a str,
+) -> Option<(usize, &'a Spanned<DeValue<'t>>, &'a str)> {
+    let ends = |rest: &str| rest.is_empty() || rest.starts_with(['.', '[']);
+    table
+        .iter()
+        .filter_map(|(key, value)| {
+            let rest = path.strip_prefix(key.get_ref().as_ref())?;
+            ends(rest).then_some((key.span().start, value, rest))
+        })
+        .min_by_key(|(_, _, rest)| rest.len())
 }
