@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use http::header::{self, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
 use iop_durable::failure::{Failure, FailureKind};
 use iop_shared::config::{SecretRef, SecretSource, SecretString};
 use secrecy::ExposeSecret;
@@ -33,19 +33,34 @@ impl Resolved {
     }
 }
 
-/// Whether a declaration may set this header: what frames a message, and the key of the call, are not its business.
-pub(crate) fn allowed(name: &str) -> bool {
-    const OWN: [HeaderName; 7] = [
-        header::CONNECTION,
-        header::CONTENT_LENGTH,
-        header::HOST,
-        header::TE,
-        header::TRAILER,
-        header::TRANSFER_ENCODING,
-        header::UPGRADE,
-    ];
-    HeaderName::from_bytes(name.as_bytes())
-        .is_ok_and(|name| !OWN.contains(&name) && name != "idempotency-key" && name != "keep-alive")
+/// Headers of the message itself, of the protocol above it and of the call: no declaration sets them.
+const FIXED: [&str; 14] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "traceparent",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// A header that a declaration may set.
+///
+/// # Errors
+/// Why it may not.
+pub(crate) fn settable(name: &str) -> Result<HeaderName, &'static str> {
+    match HeaderName::from_bytes(name.as_bytes()) {
+        Err(_) => Err("is no header name"),
+        Ok(name) if FIXED.contains(&name.as_str()) => Err("is set by the edge"),
+        Ok(name) => Ok(name),
+    }
 }
 
 /// # Errors
@@ -54,9 +69,7 @@ pub(crate) async fn resolve(declared: &BTreeMap<String, HeaderText>) -> Result<R
     let mut resolved = Resolved::default();
     for (name, text) in declared {
         let wrong = |why: String| Failure::new(FailureKind::Configuration, format!("header {name}: {why}"));
-        if !allowed(name) {
-            return Err(wrong(String::from("cannot be set")));
-        }
+        let parsed = settable(name).map_err(|why| wrong(why.to_owned()))?;
         let value = match text {
             HeaderText::Plain(text) => HeaderValue::from_str(text),
             HeaderText::Env(EnvRef { env }) => secret(SecretSource::Env(env.clone()), &mut resolved)
@@ -67,8 +80,7 @@ pub(crate) async fn resolve(declared: &BTreeMap<String, HeaderText>) -> Result<R
                 .map_err(wrong)?,
         };
         let value = value.map_err(|_| wrong(String::from("is no header value")))?;
-        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|e| wrong(e.to_string()))?;
-        resolved.map.insert(name, value);
+        resolved.map.insert(parsed, value);
     }
     Ok(resolved)
 }
@@ -155,17 +167,17 @@ mod tests {
             ),
             ("x-y", file(&dir.path().join("none")), "header x-y: cannot read"),
             ("x-y", plain("hunter2\n"), "header x-y: is no header value"),
-            ("x y", plain("a"), "header x y: cannot be set"),
-            ("Host", plain("a"), "header Host: cannot be set"),
+            ("x y", plain("a"), "header x y: is no header name"),
+            ("Host", plain("a"), "header Host: is set by the edge"),
             (
                 "content-length",
                 plain("1"),
-                "header content-length: cannot be set",
+                "header content-length: is set by the edge",
             ),
             (
                 "Idempotency-Key",
                 plain("a"),
-                "header Idempotency-Key: cannot be set",
+                "header Idempotency-Key: is set by the edge",
             ),
         ] {
             let failure = resolve(&declared(&[(name, text)])).await.map(|_| ()).unwrap_err();

@@ -34,14 +34,13 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const TEXT_READ: usize = TEXT_MAX + (4 << 10);
 
 /// Methods of tools.
-const METHODS: [Method; 7] = [
+const METHODS: [Method; 6] = [
     Method::GET,
     Method::HEAD,
-    Method::DELETE,
     Method::POST,
     Method::PUT,
     Method::PATCH,
-    Method::OPTIONS,
+    Method::DELETE,
 ];
 
 /// A method as it is declared.
@@ -51,7 +50,7 @@ const METHODS: [Method; 7] = [
 pub(crate) fn method(text: &str) -> Result<Method, String> {
     METHODS.into_iter().find(|m| m == text).ok_or_else(|| {
         let names = METHODS.map(|m| m.to_string()).join(", ");
-        format!("has to be one of {names}")
+        format!("must be one of {names}")
     })
 }
 

@@ -22,6 +22,7 @@ pub(crate) use rounds::{Answered, Asked};
 
 use self::session::Sessions;
 use super::arguments;
+use super::client::Clients;
 use crate::agents::spec::EffectSpec;
 
 /// Where the key of a call stands in `_meta`.
@@ -56,10 +57,10 @@ pub(crate) struct Mcp {
 impl Mcp {
     /// # Errors
     /// When no HTTP client can be made.
-    pub(crate) fn new(max_result: u64) -> anyhow::Result<Self> {
+    pub(crate) fn new(clients: &Clients, max_result: u64) -> anyhow::Result<Self> {
         let max_result = usize::try_from(max_result).unwrap_or(usize::MAX);
         Ok(Self {
-            sessions: Sessions::new(max_result)?,
+            sessions: Sessions::new(clients, max_result)?,
             max_result,
         })
     }

@@ -43,9 +43,10 @@ impl Toolbox {
     /// # Errors
     /// When no HTTP client can be made.
     pub fn new(max_result: u64) -> anyhow::Result<Self> {
+        let clients = Clients::new()?;
         Ok(Self {
-            clients: Clients::new()?,
-            mcp: Mcp::new(max_result)?,
+            mcp: Mcp::new(&clients, max_result)?,
+            clients,
             max_result,
         })
     }
@@ -123,3 +124,6 @@ fn revoked() -> Failure {
     let why = "the newest version of the agent does not have this tool";
     Failure::new(FailureKind::Configuration, why).code("tool_unavailable")
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{Checked, Invalid, refuse};
 use crate::agents::spec::{EnvRef, FileRef, HeaderText};
+use crate::agents::tools::headers::settable;
 use crate::agents::tools::template::Template;
 
 /// The place that is not an argument.
@@ -43,24 +44,6 @@ pub(super) fn plain(url: &str) -> Checked {
     }
 }
 
-/// Set by the client or by the edge.
-const FIXED: [&str; 14] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "mcp-protocol-version",
-    "mcp-session-id",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "traceparent",
-    "transfer-encoding",
-    "upgrade",
-];
-
 /// Nobody puts anything but a secret there.
 const SECRET: [HeaderName; 3] = [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE];
 
@@ -68,12 +51,10 @@ pub(super) fn headers(headers: &BTreeMap<String, HeaderText>) -> Checked {
     let mut seen: BTreeMap<String, &str> = BTreeMap::new();
     for (name, text) in headers {
         let field = format!("headers.{name}");
-        let Ok(parsed) = HeaderName::try_from(name.as_str()) else {
-            return refuse(field, "is no header name");
+        let parsed = match settable(name) {
+            Ok(parsed) => parsed,
+            Err(why) => return refuse(field, why),
         };
-        if FIXED.contains(&parsed.as_str()) {
-            return refuse(field, "is set by the edge");
-        }
         if let Some(other) = seen.insert(parsed.as_str().to_owned(), name) {
             return refuse(field, format!("is the same header as {other:?}"));
         }

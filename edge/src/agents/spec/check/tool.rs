@@ -3,14 +3,12 @@
 use super::{Checked, Invalid, NAME_RULE, http, is_name, refuse, retry, span};
 use crate::agents::journal::REQUEST_INPUT;
 use crate::agents::spec::{AgentSpec, EffectSpec, McpServerSpec, ReconcileSpec, ToolSpec};
+use crate::agents::tools::http::method;
 use crate::agents::tools::path::Path;
 use crate::agents::tools::schema::Arguments;
 
 /// Longest name of a tool at an MCP server, in bytes.
 const MCP_TOOL_MAX: usize = 256;
-
-/// Methods a call may have.
-const METHODS: [&str; 6] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
 
 pub(super) fn tool(tool: &ToolSpec, spec: &AgentSpec) -> Checked {
     if !is_name(&tool.name) {
@@ -68,8 +66,8 @@ fn target(tool: &ToolSpec, spec: &AgentSpec) -> Checked {
     match (&tool.http, &tool.mcp, &tool.agent) {
         (Some(call), None, None) => {
             let at = |e: Invalid| e.under("http");
-            if !METHODS.contains(&call.method.as_str()) {
-                return refuse("http.method", format!("must be one of {}", METHODS.join(", ")));
+            if let Err(why) = method(&call.method) {
+                return refuse("http.method", why);
             }
             http::template(&call.url, tool.parameters.as_ref()).map_err(at)?;
             http::headers(&call.headers).map_err(at)?;

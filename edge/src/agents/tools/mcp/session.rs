@@ -22,6 +22,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, timeout};
 
 use super::{Server, answer};
+use crate::agents::tools::client::Clients;
 
 /// A session that was used within this time is taken to be there; an older one is asked first.
 const FRESH: Duration = Duration::from_secs(1);
@@ -54,14 +55,8 @@ pub(super) struct Session {
 
 impl Sessions {
     /// `max_result`: in bytes; an answer's body may be twice that, for JSON escapes.
-    pub(super) fn new(max_result: usize) -> anyhow::Result<Self> {
-        // Fails when there is one already, which is as good.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let http = reqwest::Client::builder()
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .connect_timeout(Duration::from_secs(10))
-            .build()?;
+    pub(super) fn new(clients: &Clients, max_result: usize) -> anyhow::Result<Self> {
+        let http = clients.builder().connect_timeout(Duration::from_secs(10)).build()?;
         Ok(Self {
             http,
             max_result,

@@ -18,7 +18,7 @@ impl World {
     async fn start() -> Self {
         Self {
             stub: McpStub::start().await,
-            mcp: Mcp::new(4096).unwrap(),
+            mcp: Mcp::new(&Clients::new().unwrap(), 4096).unwrap(),
             headers: HeaderMap::new(),
             timeout: TIMEOUT,
         }
@@ -55,6 +55,10 @@ fn result(answered: Result<Answered, CallError>) -> String {
         Ok(Answered::Result(bytes)) => String::from_utf8(bytes.to_vec()).unwrap(),
         other => panic!("{other:?}"),
     }
+}
+
+fn unknown(answered: &Result<Answered, CallError>) {
+    assert!(matches!(answered, Err(CallError::Unknown)), "{answered:?}");
 }
 
 fn failed(answered: Result<Answered, CallError>) -> (FailureKind, String, bool, Option<Duration>) {
@@ -188,8 +192,7 @@ async fn an_answered_status_is_sure_whatever_the_effect() {
 #[tokio::test]
 async fn a_session_that_expires_under_a_call_makes_it_unknown_and_is_not_replaced_for_it() {
     let world = World::start().await;
-    let lost = world.replied(Reply::Expired, EffectSpec::Unsafe).await;
-    assert_eq!(lost, Err(CallError::Unknown));
+    unknown(&world.replied(Reply::Expired, EffectSpec::Unsafe).await);
     assert_eq!(
         (world.stub.calls("deploy").len(), world.stub.effects("deploy")),
         (1, 1)
@@ -205,10 +208,7 @@ async fn a_session_that_expires_under_a_call_makes_it_unknown_and_is_not_replace
 #[tokio::test]
 async fn a_cut_after_the_call_left_is_unknown() {
     let world = World::start().await;
-    assert_eq!(
-        world.replied(Reply::Cut, EffectSpec::Unsafe).await,
-        Err(CallError::Unknown)
-    );
+    unknown(&world.replied(Reply::Cut, EffectSpec::Unsafe).await);
     let (kind, _, retryable, _) = failed(world.replied(Reply::Cut, EffectSpec::ReadOnly).await);
     assert_eq!((kind, retryable), (FailureKind::Unavailable, true));
     assert_eq!(world.stub.calls("deploy").len(), 2);
@@ -219,10 +219,7 @@ async fn a_silent_tool_is_given_up_in_time_and_told_so() {
     let mut world = World::start().await;
     assert!(world.call(EffectSpec::Unsafe).await.is_ok());
     world.timeout = Duration::from_millis(300);
-    assert_eq!(
-        world.replied(Reply::Stall, EffectSpec::Unsafe).await,
-        Err(CallError::Unknown)
-    );
+    unknown(&world.replied(Reply::Stall, EffectSpec::Unsafe).await);
     let (kind, code, retryable, _) = failed(world.replied(Reply::Stall, EffectSpec::Idempotent).await);
     assert_eq!(
         (kind, code.as_str(), retryable),
