@@ -13,6 +13,7 @@ pub(crate) mod people;
 pub mod problem;
 pub(crate) mod steer;
 mod sweep;
+pub(crate) mod view;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
