@@ -1,6 +1,6 @@
 //! Retention, deletion, and what is done about corrupt runs.
 
-use super::tables::{Now, RunRows, Tables};
+use super::tables::{Now, RunRows, Tables, WaitPlace};
 use crate::ids::RunId;
 use crate::record::WaitingKind;
 use crate::store::index;
@@ -101,7 +101,7 @@ impl RunRows {
     ///
     /// # Errors
     /// `corrupt` when a row of the journal is.
-    fn whole(&self, run: &RunId) -> Result<Vec<((i64, String), WaitingKind)>, StoreError> {
+    fn whole(&self, run: &RunId) -> Result<Vec<(WaitPlace, WaitingKind)>, StoreError> {
         for row in self.activities.values() {
             self.open_activity(run, row)?;
         }

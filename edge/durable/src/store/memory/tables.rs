@@ -31,6 +31,9 @@ pub(super) struct LeaseRow {
     pub(super) expires_at: Timestamp,
 }
 
+/// Where a wait stands among those of its run: by the time it was armed, then id.
+pub(super) type WaitPlace = (i64, String);
+
 /// What one run has in every table.
 #[derive(Debug)]
 pub(super) struct RunRows {
@@ -40,8 +43,7 @@ pub(super) struct RunRows {
     pub(super) checkpoints: BTreeMap<i64, CheckpointRow>,
     /// Ordered as pages are: by activation, then id.
     pub(super) activities: BTreeMap<(i64, String), ActivityRow>,
-    /// Ordered as they are listed: by the time they were armed, then id.
-    pub(super) waits: BTreeMap<(i64, String), WaitRow>,
+    pub(super) waits: BTreeMap<WaitPlace, WaitRow>,
     /// JSON by activation.
     pub(super) steps: BTreeMap<u64, Bytes>,
     pub(super) decisions: BTreeMap<(Scope, String), DecisionRecord>,
