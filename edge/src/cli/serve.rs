@@ -18,6 +18,7 @@ use iop_edge::http::{router, server};
 use iop_edge::link::Links;
 use iop_edge::metrics::Metrics;
 use iop_edge::pool::Pool;
+use iop_edge::runs::{Ingredients, Runs};
 use iop_shared::config::{LogFormat, TelemetryConfig};
 use iop_shared::ids::NodeId;
 use tokio::net::TcpListener;
@@ -121,7 +122,12 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
     if let (Some(listener), Some(link)) = (link_listener, link_settings) {
         links.listen(listener, link, drain.clone());
     }
+    let runs = runs(&mut settings, &metrics).await?;
     let app = App::new(settings, metrics, pool, keys, drain.clone());
+    if let Some(runs) = &runs {
+        app.host(Arc::clone(runs));
+        runs.start(&app);
+    }
     let for_main = Arc::clone(&app);
     let main = server::start(http, main_options, drain.clone(), move |conn, request| {
         router::serve(Arc::clone(&for_main), conn, request)
@@ -146,6 +152,10 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
     );
     drain.start();
     let finished = async {
+        // Runs go back to the queue first: they are requests of this process too.
+        if let Some(runs) = &runs {
+            runs.stop(drain_timeout).await;
+        }
         main.drained().await;
         links.drain().await;
     };
@@ -161,6 +171,21 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
             Ok(ExitCode::FAILURE)
         }
     }
+}
+
+/// The durable runtime, where the configuration asks for it.
+async fn runs(settings: &mut Settings, metrics: &Arc<Metrics>) -> anyhow::Result<Option<Arc<Runs>>> {
+    if !settings.hosts_runs {
+        return Ok(None);
+    }
+    let ingredients = Ingredients {
+        settings: settings.runs,
+        store: settings.store.clone(),
+        agents: std::mem::take(&mut settings.agents),
+        prices: std::mem::take(&mut settings.prices),
+        metrics: Arc::clone(metrics),
+    };
+    Runs::open(ingredients).await.map(Some)
 }
 
 fn listen(key: &str, addr: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -31,6 +31,8 @@ pub struct Settings {
     pub models: Vec<Model>,
     pub runs: RunsSettings,
     pub store: StoreUrl,
+    /// Whether the file says anything of runs: a store, their settings or an agent.
+    pub hosts_runs: bool,
     /// The declarations of the file, by name; checked, their secrets there.
     pub agents: BTreeMap<String, AgentSpec>,
     pub prices: Prices,
