@@ -211,7 +211,7 @@ impl Assembly {
         {
             return Err(Broken::Said(error));
         }
-        let chunk: Chunk<'_> = serde_json::from_str(data).map_err(|_| Broken::Malformed)?;
+        let chunk = Chunk::read(data.as_bytes())?;
         self.facts(&chunk);
         for choice in chunk.choices.into_iter().flatten().filter(Choice::is_first) {
             self.choice(choice, false, tell)?;
@@ -224,7 +224,7 @@ impl Assembly {
         if let Some(error) = error_in_body(Dialect::Chat, body) {
             return Err(Broken::Said(error));
         }
-        let chunk: Chunk<'_> = serde_json::from_slice(body).map_err(|_| Broken::Malformed)?;
+        let chunk = Chunk::read(body)?;
         self.facts(&chunk);
         let choices = chunk.choices.unwrap_or_default();
         let first = choices.into_iter().find(|c| c.is_first() && c.message.is_some());
@@ -383,6 +383,16 @@ impl Assembly {
             return Err(Broken::TooLarge(self.max));
         }
         Ok(())
+    }
+}
+
+impl<'a> Chunk<'a> {
+    fn read(data: &'a [u8]) -> Result<Self, Broken> {
+        // serde takes a list for an object without names.
+        if !data.trim_ascii_start().starts_with(b"{") {
+            return Err(Broken::Malformed);
+        }
+        serde_json::from_slice(data).map_err(|_| Broken::Malformed)
     }
 }
 

@@ -28,8 +28,6 @@ use crate::http::request_id::{RequestId, X_REQUEST_ID};
 use crate::http::route::{Routed, resolve};
 use answer::Assembly;
 
-/// Bytes of all texts of one answer.
-const ANSWER_MAX: usize = 16 << 20;
 /// Bytes of an error's body that are read.
 const ERROR_MAX: usize = 64 << 10;
 
@@ -71,7 +69,8 @@ pub(crate) async fn turn(
     };
     guard.hold(place);
     let response = gate::serve(Exchange::new(Arc::clone(app), asked, guard)).await;
-    read(response, delta).await
+    let max = usize::try_from(app.settings.runs.max_result).unwrap_or(usize::MAX);
+    read(response, max, delta).await
 }
 
 /// What a turn has to pass as a client's request does, but for the drain: a run that goes on is the host's to stop.
@@ -97,8 +96,10 @@ async fn admit(
     Ok((asked, place))
 }
 
+/// `max`: bytes of all texts of the answer.
 async fn read(
     response: Response<GateBody>,
+    max: usize,
     delta: &(dyn Fn(Delta) + Send + Sync),
 ) -> Result<TurnAnswer, CallError> {
     let (head, body) = response.into_parts();
@@ -109,11 +110,11 @@ async fn read(
         let retry_after = gate::retry_after(&head.headers, SystemTime::now());
         return Err(failure::unanswered(head.status, verdict, &said, retry_after));
     }
-    let mut assembly = Assembly::new(ANSWER_MAX);
+    let mut assembly = Assembly::new(max);
     let complete = if gate::is_json(&head.headers) {
-        stream::read_whole(body, ANSWER_MAX, &mut assembly, delta).await
+        stream::read_whole(body, max, &mut assembly, delta).await
     } else {
-        stream::read_events(body, ANSWER_MAX, &mut assembly, delta).await
+        stream::read_events(body, max, &mut assembly, delta).await
     };
     let answer = complete.and_then(|()| assembly.finish(attempts(&head.headers)));
     answer.map_err(failure::broken)
