@@ -1,6 +1,7 @@
 //! What people say to a run: decisions on approvals (D76 to D89) and answers to inputs (D74). A decision is stored before
 //! anything else happens; the worker of the run, wherever it is, finds it there.
 
+pub(crate) mod list;
 #[cfg(test)]
 mod tests;
 

@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use iop_durable::ids::RunId;
 use iop_durable::record::{Status, WaitStatus};
@@ -260,7 +261,7 @@ async fn of_fifty_decisions_at_once_one_wins() {
 async fn a_decision_after_its_time_is_too_late_whether_the_timer_was_there_or_not() {
     let bench = Bench::new();
     bench.begin("run_1", &[EXPIRES]).await;
-    bench.clock.advance(PATIENCE);
+    bench.clock.advance(PATIENCE + Duration::from_secs(1));
     let approve = word("d-1", ApprovalDecision::Approve);
     assert_eq!(
         code(say(&bench, "run_1", EXPIRES, &approve).await),
