@@ -65,6 +65,16 @@ fn mistakes() -> Vec<Mistake> {
         edge("[auth]\nkeys = [\n  { name = \"a\", secret = { env = \"IOP_TEST_UNSET\" }, roles = [\"inference\"] },\n]\n".into(), 3, &["IOP_TEST_UNSET"]),
         edge("[auth]\nkeys = [\n  { name = \"a\", secret = \"in clear\", roles = [\"inference\"] },\n]\n".into(), 3, &["secret", "env"]),
         edge(PROVIDER.replace("\"up\"", "\"u p\""), 2, &["id"]),
+        edge("[flows.f]\n".into(), 1, &["flows", "not available yet"]),
+        edge("[webhooks.w]\n".into(), 1, &["webhooks", "not available yet"]),
+        edge("[runs]\nlease_ttl = \"500ms\"\n".into(), 2, &["runs.lease_ttl", "1s"]),
+        edge("[store]\nurl = \"memory://\"\n".into(), 2, &["store.url", "dev = true"]),
+        edge("[agents.a]\nmodel = \"m\"\n[[agents.a.tools]]\nname = \"t\"\nhttp = { url = \"ftp://t.example/\" }\n".into(), 5, &["agents.a.tools[0].http.url"]),
+        edge("[agents.a]\nmodel = \"m\"\n[[agents.a.tools]]\nname = \"t\"\nhttp = { url = \"http://t.example/\" }\nretry = { max_attempts = 3 }\n".into(), 6, &["agents.a.tools[0].retry.max_attempts", "unsafe"]),
+        edge("[agents.a]\nmodel = \"m\"\n[[agents.a.tools]]\nname = \"t\"\nhttp = { url = \"http://t.example/\", headers = { x-a = { env = \"IOP_TEST_UNSET\" } } }\n".into(), 5, &["agents.a.tools[0].http.headers.x-a", "IOP_TEST_UNSET"]),
+        edge("[agents.a]\nmodel = \"m\"\ndurable = true\napproval_rules = [{ tool = \"*\", when = \"arg.x > 1\" }]\n".into(), 4, &["agents.a.approval_rules[0].when", "args"]),
+        edge("[agents.a]\nmodel = \"m\"\nbudgets = { spend = \"1\" }\n".into(), 3, &["agents.a.budgets.spend", "prices"]),
+        edge("[prices.\"gpt-4.1\"]\ninput = \"1e3\"\noutput = \"1\"\n".into(), 2, &["prices.gpt-4.1.input"]),
         edge(PROVIDER.replace("\"openai\"", "\"openia\""), 3, &["openia"]),
         node(format!("{node_head}{PROVIDER}colour = \"red\"\n"), 11, &["colour"]),
         node(format!("{node_head}{PROVIDER}{PROVIDER}"), 12, &["up"]),
@@ -370,6 +380,9 @@ fn program_of(text: &str) -> Option<&'static str> {
         "[telemetry]",
         "[[providers]]",
         "[[models]]",
+        "[runs]",
+        "[prices.",
+        "[agents.",
     ];
     edge.iter().any(|s| has(s)).then_some("iop-edge")
 }
