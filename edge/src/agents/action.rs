@@ -17,15 +17,17 @@ use serde_json::{Value, json};
 
 use super::journal::{
     ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, MODEL, REFUSAL, REQUEST_INPUT,
-    TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, turn_of,
+    TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, round_key, turn_of,
 };
 use super::policy::Judgement;
-use super::program::{Program, effect, retry_policy};
-use super::reason::unread;
-use super::spec::{OnDeny, OnError, ToolSpec};
+use super::program::{Program, Room, effect, retry_policy};
+use super::reason::{ASK_AGAIN, patiently};
+use super::spec::{AgentSpec, OnDeny, OnError, ToolSpec};
 use super::state::AgentState;
+use super::tools::mcp::{Answered, Asked};
 use super::turn::{ToolCall, TurnAnswer};
 use crate::metrics::{ToolKind, ToolResult};
+use crate::runs::problem::Code;
 
 /// The node `action`.
 pub(super) async fn act(
@@ -81,12 +83,7 @@ async fn calls(program: &Program, ctx: &Ctx) -> Result<Vec<ToolCall>, NodeError>
     let node = NodeName::new(REASON).map_err(|e| internal(e.to_string()))?;
     let key = Key::new(MODEL).map_err(|e| internal(e.to_string()))?;
     let id = ActivityId::derive(ctx.run(), &node, ctx.activation().saturating_sub(1), &key);
-    let record = program
-        .room
-        .store
-        .activity(ctx.run(), &id)
-        .await
-        .map_err(unread)?;
+    let record = patiently(|| program.room.store.activity(ctx.run(), &id)).await?;
     let output = record
         .and_then(|record| record.output)
         .ok_or_else(|| internal("the turn of this step is missing".to_owned()))?;
@@ -187,8 +184,8 @@ impl One {
         if let Some(expires) = approvals.expires {
             gate = gate.deadline(Deadline::In(expires.0));
         }
-        let (by, reason) = match gate.wait().await? {
-            Answer::TimedOut => ("expiry", Some("The approval expired.".to_owned())),
+        let reason = match gate.wait().await? {
+            Answer::TimedOut => Some("The approval expired.".to_owned()),
             Answer::Delivered(payload) => {
                 let answer: ApprovalAnswer = serde_json::from_slice(&payload).map_err(|e| {
                     Failure::new(FailureKind::Internal, format!("a decision cannot be read: {e}"))
@@ -207,14 +204,14 @@ impl One {
                         Err(why) => self.refuse(error("schema_violation", &why)).await.map(|()| None),
                     };
                 }
-                ("approval", answer.reason)
+                answer.reason
             }
         };
         if approvals.on_deny == OnDeny::FailRun {
             let why = format!("the call of {} was denied", tool.name);
             return Err(Failure::new(FailureKind::Refused, why).code(DENIED).into());
         }
-        let told = json!({ "refused": true, "by": by, "reason": reason });
+        let told = json!({ "refused": true, "by": "approval", "reason": reason });
         self.refuse(told).await.map(|()| None)
     }
 
@@ -267,7 +264,7 @@ impl One {
             .kind(WaitingKind::Input)
             .subject(bytes_of(&subject)?);
         let told = match gate.wait().await? {
-            Answer::Delivered(value) => value,
+            Answer::Delivered(value) => plain(value),
             Answer::TimedOut => bytes_of(&error("timeout", "Nobody answered."))?,
         };
         let ended = self.ended(ToolResult::Ok);
@@ -285,26 +282,15 @@ impl One {
 
     /// The newest declaration of the tool's agent, for its connections. A tool that is gone from it is revoked: the run waits until
     /// it is there again (D84, durable-api §8 "Which definition").
-    async fn available(&self, tool: &ToolSpec) -> Result<Arc<super::spec::AgentSpec>, NodeError> {
+    async fn available(&self, tool: &ToolSpec) -> Result<Arc<AgentSpec>, NodeError> {
         let agent = &self.program.version.name;
         for n in 0_u64.. {
-            let app = self.program.room.app()?;
-            let runs = app
-                .runs()
-                .ok_or_else(|| Failure::new(FailureKind::Unavailable, "this process is ending"))?;
-            match runs.catalog().newest(agent).await {
-                Ok(newest) if newest.spec.tools.iter().any(|other| other.name == tool.name) => {
-                    return Ok(Arc::clone(&newest.spec));
-                }
-                Ok(_) => {}
-                Err(problem) if problem.code == crate::runs::problem::Code::AgentNotFound => {}
-                Err(problem) => {
-                    return Err(Failure::new(FailureKind::Unavailable, problem.message)
-                        .code(problem.code.as_str())
-                        .into());
-                }
+            let busy = self.ctx.busy();
+            let newest = newest(&self.program, agent).await?;
+            drop(busy);
+            if let Some(spec) = newest.filter(|spec| spec.tools.iter().any(|other| other.name == tool.name)) {
+                return Ok(spec);
             }
-            drop(app);
             let subject = json!({ "tool": tool.name, "reason": "tool_unavailable" });
             self.ctx
                 .gate(&format!("{n}/{}", self.key))
@@ -322,18 +308,67 @@ impl One {
         &self,
         tool: &ToolSpec,
         approved: Approved,
-        available: Arc<super::spec::AgentSpec>,
+        available: Arc<AgentSpec>,
     ) -> Result<(), NodeError> {
         if let Some(child) = &tool.agent {
             return self
                 .delegate(&child.name, &approved.arguments, tool.on_error)
                 .await;
         }
+        let mut arguments = Bytes::from(approved.arguments.clone());
+        for round in 0..MAX_ROUNDS {
+            let output = match self.round(tool, &available, round, arguments).await {
+                Ok(output) => output,
+                Err(error) => return self.settle(Err(error), tool.on_error),
+            };
+            let asked = match Answered::of_output(&output) {
+                Answered::InputRequired(asked) if tool.mcp.is_some() => asked,
+                Answered::InputRequired(_) | Answered::Result(_) => return Ok(()),
+            };
+            let value = self.ask_for(&asked, round).await?;
+            arguments = asked.answered(&approved.arguments, &value);
+        }
+        let why = format!("{} asked more than {MAX_ROUNDS} times", tool.name);
+        Err(Failure::new(FailureKind::ToolError, why)
+            .code("too_many_rounds")
+            .into())
+    }
+
+    /// What a tool asks in the middle of a call, put to a person (S106).
+    async fn ask_for(&self, asked: &Asked, round: u32) -> Result<Value, NodeError> {
+        if asked.is_silent() {
+            return Ok(Value::Null);
+        }
+        let subject = InputSubject {
+            prompt: asked.prompt(),
+            schema: asked.schema(),
+            call_id: self.call.id.clone(),
+        };
+        let gate = self
+            .ctx
+            .gate(&format!("asked/{}", round_key(&self.key, round)))
+            .kind(WaitingKind::Input)
+            .subject(bytes_of(&subject)?);
+        match gate.wait().await? {
+            Answer::Delivered(value) => serde_json::from_slice(&value).map_err(|e| {
+                Failure::new(FailureKind::Internal, format!("an answer cannot be read: {e}")).into()
+            }),
+            Answer::TimedOut => Ok(Value::Null),
+        }
+    }
+
+    /// One request to the tool, or what the journal has of it.
+    async fn round(
+        &self,
+        tool: &ToolSpec,
+        available: &Arc<AgentSpec>,
+        round: u32,
+        arguments: Bytes,
+    ) -> Result<Bytes, iop_durable::runner::ActivityError> {
         let label = if tool.mcp.is_some() { "mcp" } else { "http" };
-        let arguments = Bytes::from(approved.arguments);
         let mut activity = self
             .ctx
-            .activity(&self.key)
+            .activity(&round_key(&self.key, round))
             .implementation(label)
             .effect(effect(tool.effect))
             .announce(self.started());
@@ -341,8 +376,7 @@ impl One {
             activity = activity.retry(retry_policy(&tool.name, retry));
         }
         if tool.reconcile.is_some() {
-            let (program, available, tool) =
-                (Arc::clone(&self.program), Arc::clone(&available), tool.clone());
+            let (program, available, tool) = (Arc::clone(&self.program), Arc::clone(available), tool.clone());
             let busy = Arc::clone(&self.busy);
             activity = activity.reconcile(move |record| async move {
                 let _busy = Busy::begin(&busy);
@@ -359,10 +393,10 @@ impl One {
                     .await
             });
         }
-        let ran = activity
+        activity
             .run(arguments, |call: Call| {
                 let (program, available, tool) =
-                    (Arc::clone(&self.program), Arc::clone(&available), tool.clone());
+                    (Arc::clone(&self.program), Arc::clone(available), tool.clone());
                 let busy = Busy::begin(&self.busy);
                 async move {
                     let _busy = busy;
@@ -371,8 +405,7 @@ impl One {
                     result
                 }
             })
-            .await;
-        self.settle(ran.map(|_| ()), tool.on_error)
+            .await
     }
 
     /// A failure that is told to the model stands in the journal and ends nothing.
@@ -466,6 +499,17 @@ impl One {
     }
 }
 
+/// How often one call may ask a person before it is given up.
+const MAX_ROUNDS: u32 = 10;
+
+/// A text is told as it is; other JSON as JSON.
+fn plain(value: Bytes) -> Bytes {
+    match serde_json::from_slice::<String>(&value) {
+        Ok(text) => Bytes::from(text),
+        Err(_) => value,
+    }
+}
+
 /// How long a run that waits for a revoked tool sleeps when nobody tells it that the tool is back.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_secs(60);
 
@@ -474,16 +518,32 @@ pub(crate) fn restored(agent: &str, tool: &str) -> String {
     format!("tool_restored/{agent}/{tool}")
 }
 
+/// The newest declaration of an agent, `None` while it is gone. A store that is away for a moment is asked again.
+async fn newest(program: &Program, agent: &str) -> Result<Option<Arc<AgentSpec>>, Failure> {
+    loop {
+        let app = program.room.app()?;
+        let runs = app.runs().ok_or_else(Room::ending)?;
+        match runs.catalog().newest(agent).await {
+            Ok(newest) => return Ok(Some(Arc::clone(&newest.spec))),
+            Err(problem) if problem.code == Code::AgentNotFound => return Ok(None),
+            Err(problem) if problem.retryable => {}
+            Err(problem) => {
+                return Err(Failure::new(FailureKind::Internal, problem.message).code(problem.code.as_str()));
+            }
+        }
+        drop(app);
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
 async fn dispatch(
     program: &Program,
-    available: &super::spec::AgentSpec,
+    available: &AgentSpec,
     tool: &ToolSpec,
     call: &Call,
 ) -> Result<Bytes, CallError> {
     let app = program.room.app()?;
-    let runs = app
-        .runs()
-        .ok_or_else(|| Failure::new(FailureKind::Unavailable, "this process is ending"))?;
+    let runs = app.runs().ok_or_else(Room::ending)?;
     runs.toolbox()
         .call(available, tool, &call.input, &call.idempotency_key)
         .await

@@ -28,6 +28,15 @@ pub(crate) fn call_key(call_id: &str, ordinal: usize) -> String {
     format!("{call_id}.{ordinal}")
 }
 
+/// The journal's key of a later round of a call whose tool asked a person first (S106); the first one's is the call's. The place in
+/// the turn is still at its end, so that it is no other call's key.
+pub(crate) fn round_key(call_key: &str, round: u32) -> String {
+    match round {
+        0 => call_key.to_owned(),
+        round => format!("{round}/{call_key}"),
+    }
+}
+
 /// The model's call id and the place in the turn of a key.
 pub(crate) fn call_of(key: &str) -> Option<(&str, usize)> {
     let (id, ordinal) = key.rsplit_once('.')?;

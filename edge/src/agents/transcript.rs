@@ -9,7 +9,8 @@ use iop_durable::record::{ActivityRecord, ActivityState};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::journal::{INPUT, MODEL, call_key, turn_of};
+use super::journal::{INPUT, MODEL, call_key, round_key, turn_of};
+use super::tools::mcp::Answered;
 use super::tools::told;
 use super::turn::{ToolCall, TurnAnswer};
 
@@ -74,7 +75,13 @@ impl Transcript {
             .into_iter()
             .map(|(turn, answer)| {
                 let result = |(ordinal, call): (usize, &ToolCall)| {
-                    results.remove(&(turn, call_key(&call.id, ordinal)))
+                    let key = call_key(&call.id, ordinal);
+                    let rounds = (0..).map_while(|round| results.remove(&(turn, round_key(&key, round))));
+                    let last = rounds.last()?;
+                    match Answered::of_output(&last) {
+                        Answered::Result(result) => Some(result),
+                        Answered::InputRequired(_) => None,
+                    }
                 };
                 Turn {
                     results: answer.tool_calls.iter().enumerate().map(result).collect(),

@@ -115,10 +115,5 @@ fn params(call: McpCall<'_>) -> Result<CallToolRequestParams, Failure> {
     Ok(params)
 }
 
-/// What a tool gave, in the words of [`Answered::Result`].
-fn finished(result: impl Into<Bytes>) -> Answered {
-    Answered::Result(result.into())
-}
-
 #[cfg(test)]
 mod tests;

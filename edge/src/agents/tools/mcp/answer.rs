@@ -11,7 +11,8 @@ use rmcp::service::ClientInitializeError;
 use rmcp::transport::streamable_http_client::{HttpStatusError, StreamableHttpError};
 use serde_json::json;
 
-use super::{Answered, Asked, finished};
+use super::rounds::is_reserved;
+use super::{Answered, Asked};
 use crate::agents::spec::EffectSpec;
 
 /// Of a failure's text, in bytes.
@@ -33,7 +34,10 @@ pub(super) fn result(
             if bytes.len() > max_result {
                 return Err(too_large().into());
             }
-            Ok(finished(bytes))
+            if is_reserved(&bytes) {
+                return Err(invalid_response().into());
+            }
+            Ok(Answered::Result(bytes.into()))
         }
         CallToolResponse::InputRequired(result) => match Asked::of(result) {
             Ok(asked) => Ok(Answered::InputRequired(asked)),

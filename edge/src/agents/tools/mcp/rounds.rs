@@ -10,7 +10,7 @@ use rmcp::model::{ElicitRequestParams, InputRequest, InputRequiredResult};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Begins the output of a round that is not the last. A tool whose result begins like this asks for input, which it may.
+/// Begins the output of a round that is not the last. No tool's result begins like this: see [`is_reserved`].
 const ASKED: &[u8] = b"\0iop/input-required\0";
 /// Begins the arguments of a round that is not the first. No JSON begins like this.
 const ANSWERED: &[u8] = b"\0iop/input-responses\0";
@@ -51,6 +51,11 @@ pub(super) struct Answers {
 struct Continued {
     arguments: String,
     answers: Answers,
+}
+
+/// Whether a tool's result would be taken for a question: a text that a tool found somewhere must not ask a person.
+pub(super) fn is_reserved(result: &[u8]) -> bool {
+    result.starts_with(ASKED)
 }
 
 impl Answered {

@@ -56,7 +56,10 @@ pub(super) struct Session {
 impl Sessions {
     /// `max_result`: in bytes; an answer's body may be twice that, for JSON escapes.
     pub(super) fn new(clients: &Clients, max_result: usize) -> anyhow::Result<Self> {
-        let http = clients.builder().connect_timeout(Duration::from_secs(10)).build()?;
+        let http = clients
+            .builder()
+            .connect_timeout(Duration::from_secs(10))
+            .build()?;
         Ok(Self {
             http,
             max_result,
