@@ -12,8 +12,8 @@ use iop_durable::runner::{ActivityError, CallError, Ctx};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::program::Program;
-use super::reason::unread;
+use super::program::{Program, Room};
+use super::reason::patiently;
 use crate::config::hex;
 use crate::runs::{Child as NewChild, problem::Code};
 
@@ -49,9 +49,7 @@ impl Child<'_> {
                 let child = child.clone();
                 async move {
                     let app = self.program.room.app()?;
-                    let runs = app
-                        .runs()
-                        .ok_or_else(|| Failure::new(FailureKind::Unavailable, "this process is ending"))?;
+                    let runs = app.runs().ok_or_else(Room::ending)?;
                     let lineage = Lineage {
                         parent: Some(call.run.clone()),
                         root: self.ctx.root().clone(),
@@ -113,7 +111,9 @@ impl Child<'_> {
     /// Waits until the child is over, without a worker.
     async fn outcome(&self, child: &RunId) -> Result<Outcome, NodeError> {
         for n in 0_u64.. {
-            let loaded = self.program.room.store.load(child).await.map_err(unread)?;
+            let busy = self.ctx.busy();
+            let loaded = patiently(|| self.program.room.store.load(child)).await?;
+            drop(busy);
             if let Some(outcome) = &loaded.head.outcome
                 && loaded.head.status.is_terminal()
             {

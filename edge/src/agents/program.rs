@@ -53,7 +53,12 @@ impl Room {
     /// `unavailable` while the process starts or ends.
     pub(crate) fn app(&self) -> Result<Arc<App>, Failure> {
         let app = self.app.get().and_then(Weak::upgrade);
-        app.ok_or_else(|| Failure::new(FailureKind::Unavailable, "this process is ending"))
+        app.ok_or_else(Self::ending)
+    }
+
+    /// The failure of a node whose process is ending.
+    pub(crate) fn ending() -> Failure {
+        Failure::new(FailureKind::Unavailable, "this process is ending")
     }
 }
 

@@ -1,6 +1,7 @@
 //! One model turn: what was said so far, asked once, its answer stored before anything follows from it (D33, D61, D66).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use iop_durable::failure::{Failure, FailureKind};
@@ -8,7 +9,7 @@ use iop_durable::graph::{Directive, NoEffect, NodeError, NodeResult};
 use iop_durable::ids::RunId;
 use iop_durable::record::{ActivityRecord, Effect, Exhausted};
 use iop_durable::runner::Ctx;
-use iop_durable::store::{Store, StoreError};
+use iop_durable::store::{Answer, Store, StoreError};
 use serde::Serialize;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
@@ -93,7 +94,7 @@ async fn records(store: &Arc<dyn Store>, run: &RunId) -> Result<Vec<ActivityReco
     let mut records: Vec<ActivityRecord> = Vec::new();
     loop {
         let after = records.last().map(|record| record.id.clone());
-        let page = store.activities(run, after, PAGE).await.map_err(unread)?;
+        let page = patiently(|| store.activities(run, after.clone(), PAGE)).await?;
         let full = page.len() as u64 >= u64::from(PAGE);
         records.extend(page);
         if !full {
@@ -102,20 +103,29 @@ async fn records(store: &Arc<dyn Store>, run: &RunId) -> Result<Vec<ActivityReco
     }
 }
 
-/// The journal could not be read: the run goes on from here once it can be.
-pub(super) fn unread(error: StoreError) -> NodeError {
-    let corrupt = matches!(error, StoreError::Corrupt { .. });
-    let kind = if corrupt {
-        FailureKind::Internal
-    } else {
-        FailureKind::Unavailable
-    };
-    let code = if corrupt {
-        "run_corrupt"
-    } else {
-        "store_unavailable"
-    };
-    NodeError::Failed(Failure::new(kind, "the run's journal could not be read").code(code))
+/// How long a store that is away is left alone.
+pub(super) const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Reads the store from within a node. One that is away is asked again: the run is not at fault, and when its lease is lost
+/// meanwhile this is dropped.
+///
+/// # Errors
+/// What does not pass.
+pub(super) async fn patiently<'s, T>(read: impl Fn() -> Answer<'s, T>) -> Result<T, NodeError> {
+    loop {
+        let (kind, code) = match read().await {
+            Ok(found) => return Ok(found),
+            Err(StoreError::Unavailable { .. } | StoreError::Unconfirmed { .. }) => {
+                tokio::time::sleep(ASK_AGAIN).await;
+                continue;
+            }
+            Err(StoreError::Corrupt { .. }) => (FailureKind::Internal, "run_corrupt"),
+            Err(_) => (FailureKind::Internal, "journal_invalid"),
+        };
+        return Err(Failure::new(kind, "the run's journal could not be read")
+            .code(code)
+            .into());
+    }
 }
 
 async fn ask(program: &Arc<Program>, ctx: &Ctx, n: u64, body: Bytes) -> Result<TurnAnswer, NodeError> {

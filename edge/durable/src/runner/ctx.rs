@@ -115,6 +115,13 @@ impl Ctx {
         }
     }
 
+    /// Keeps the run from parking while the node does something of its own beside its gates: a lookup, a computation elsewhere.
+    /// Until the guard is dropped a pause of another branch does not end this entry.
+    pub fn busy(&self) -> Busy {
+        self.ledger.probing(true);
+        Busy(Arc::clone(&self.ledger))
+    }
+
     /// Draws on a named budget. What is drawn counts once the step is committed; a step that is entered again draws again.
     ///
     /// # Errors
@@ -320,7 +327,7 @@ impl Activity {
                     let id = record.id.clone();
                     let found = match self.reconcile.take() {
                         Some(probe) => {
-                            let _probing = Probing::begin(&self.ctx.ledger);
+                            let _busy = self.ctx.busy();
                             probe(*record).await
                         }
                         None => None,
@@ -439,17 +446,11 @@ impl Activity {
     }
 }
 
-/// Keeps the run from parking while a callee is asked.
-struct Probing<'a>(&'a Ledger);
+/// Keeps a run from parking; see `Ctx::busy`.
+#[must_use = "the run may park once this is dropped"]
+pub struct Busy(Arc<Ledger>);
 
-impl<'a> Probing<'a> {
-    fn begin(ledger: &'a Ledger) -> Self {
-        ledger.probing(true);
-        Self(ledger)
-    }
-}
-
-impl Drop for Probing<'_> {
+impl Drop for Busy {
     fn drop(&mut self) {
         self.0.probing(false);
     }

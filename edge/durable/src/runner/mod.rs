@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 pub use accept::{Accepted, Start};
 pub use bindings::Bindings;
-pub use ctx::{Activity, ActivityError, Answer, Call, CallError, Ctx, Gate, idempotency_key};
+pub use ctx::{Activity, ActivityError, Answer, Busy, Call, CallError, Ctx, Gate, idempotency_key};
 pub use error::RunError;
 pub use ledger::BudgetRefused;
 pub use operate::{CancelOutcome, Cancelled, DeliverOutcome, Operator, Reconciled, Resolved};
