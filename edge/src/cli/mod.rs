@@ -1,6 +1,7 @@
 //! The command line (design §5): what was asked for, and which configuration is meant. Exit 0 done, 1 refused, 2 usage.
 
 mod check;
+mod db;
 mod keys;
 mod runs;
 mod serve;
@@ -39,6 +40,8 @@ enum Command {
     /// Makes API keys.
     #[command(subcommand)]
     Keys(keys::Keys),
+    /// Keeps the database of runs in order.
+    Db(db::Db),
     /// Looks at runs and decides what they wait for, at a running edge.
     Runs(runs::Runs),
 }
@@ -49,6 +52,7 @@ pub(crate) fn run() -> ExitCode {
     match cli.command {
         Some(Command::Check { config }) => check::run(&config),
         Some(Command::Keys(keys)) => keys::run(&keys),
+        Some(Command::Db(db)) => db::run(&db),
         Some(Command::Runs(runs)) => runs::run(runs),
         None => serve::run(cli.config.as_deref()),
     }
@@ -78,6 +82,9 @@ mod tests {
         assert!(parse(&["check"]).is_ok());
         assert!(parse(&["check", "--config", "a"]).is_ok());
         assert!(parse(&["keys", "new", "ci", "--roles", "inference,metrics"]).is_ok());
+        assert!(parse(&["db", "migrate", "--config", "a"]).is_ok());
+        assert!(parse(&["db", "--config", "a", "backup", "copy.db"]).is_ok());
+        assert!(parse(&["db", "rebuild-index"]).is_ok());
         for runs in [
             &[
                 "ls",
@@ -113,6 +120,9 @@ mod tests {
         }
         for bad in [
             &["runs"][..],
+            &["db"],
+            &["db", "backup"],
+            &["db", "migrate", "now"],
             &["runs", "ls", "--status", "idle"],
             &["runs", "ls", "--limit", "0"],
             &["runs", "ls", "--approvals", "--waiting", "input"],

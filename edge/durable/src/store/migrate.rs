@@ -107,6 +107,18 @@ fn failed(error: MigrateError) -> StoreError {
     }
 }
 
+fn newer(version: i64, known: usize) -> StoreError {
+    StoreError::Open(format!(
+        "the database has schema {version} of a newer program, this one knows up to {known}: use the newer program"
+    ))
+}
+
+fn changed(version: i64) -> StoreError {
+    StoreError::Open(format!(
+        "step {version} of the database's schema is not the one that this program knows: it belongs to another program"
+    ))
+}
+
 /// Creates the tables of an empty database, all or none: a program that is killed meanwhile leaves an empty one. Leaves any
 /// other as it is. Of two programs that start at once on one empty database, the second waits for the first.
 ///
@@ -143,16 +155,8 @@ where
                  `iop-edge db migrate`"
             )));
         }
-        Found::Newer { version } => {
-            return Err(StoreError::Open(format!(
-                "the database has schema {version} of a newer program, this one knows up to {known}: use the newer program"
-            )));
-        }
-        Found::Changed { version } => {
-            return Err(StoreError::Open(format!(
-                "step {version} of the database's schema is not the one that this program knows: it belongs to another program"
-            )));
-        }
+        Found::Newer { version } => return Err(newer(version, known)),
+        Found::Changed { version } => return Err(changed(version)),
     }
     conn.unlock().await.map_err(failed)
 }
@@ -180,7 +184,16 @@ pub async fn migrate(url: &str) -> Result<(), StoreError> {
 
 /// Applies what is missing.
 pub(crate) async fn apply<C: Migrate>(conn: &mut C, schema: &Migrator) -> Result<(), StoreError> {
-    schema.run_direct(None, conn, false).await.map_err(failed)
+    let table = &schema.table_name;
+    conn.ensure_migrations_table(table).await.map_err(failed)?;
+    let applied = conn.list_applied_migrations(table).await.map_err(failed)?;
+    match judge(&applied, &schema.migrations) {
+        Found::Empty | Found::Older { .. } | Found::Current => {
+            schema.run_direct(None, conn, false).await.map_err(failed)
+        }
+        Found::Newer { version } => Err(newer(version, schema.migrations.len())),
+        Found::Changed { version } => Err(changed(version)),
+    }
 }
 
 #[cfg(test)]

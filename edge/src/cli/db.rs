@@ -1,0 +1,79 @@
+//! `iop-edge db`: what people do to the database that the configuration names (durable-api §9).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use iop_durable::store::{migrate, upkeep};
+use iop_edge::config::StoreUrl;
+
+#[derive(Debug, Args)]
+pub(super) struct Db {
+    #[command(subcommand)]
+    verb: Verb,
+    /// The configuration whose `store.url` is meant; without it ./edge.toml, else the demonstration's.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Brings the database to the schema of this program. Stop every edge that uses it before.
+    Migrate,
+    /// Copies a SQLite database into a file that is not there yet; edges may run meanwhile.
+    Backup { file: PathBuf },
+    /// Looks at every run, derives the indexes anew and sets aside what is corrupt. On SQLite no edge may run meanwhile.
+    RebuildIndex,
+}
+
+pub(super) fn run(db: &Db) -> ExitCode {
+    let settings = match super::chosen(db.config.as_deref()) {
+        Ok((settings, _)) => settings,
+        Err(e) => {
+            eprintln!("{e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let url = match &settings.store {
+        StoreUrl::Sqlite(url) | StoreUrl::Postgres(url) => url,
+        StoreUrl::Memory => {
+            eprintln!("iop-edge: store.url is memory://: there is no database");
+            return ExitCode::FAILURE;
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| runtime.block_on(work(&db.verb, url)));
+    match done {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("iop-edge: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What was done, in a line. The URL may hold a password and is not repeated.
+async fn work(verb: &Verb, url: &str) -> anyhow::Result<String> {
+    Ok(match verb {
+        Verb::Migrate => {
+            migrate::migrate(url).await?;
+            String::from("the database has the schema of this program")
+        }
+        Verb::Backup { file } => {
+            upkeep::backup(url, file).await?;
+            format!("{}: written", file.display())
+        }
+        Verb::RebuildIndex => {
+            let rebuilt = upkeep::rebuild_index(url).await?;
+            format!(
+                "{} runs looked at, {} repaired, {} set aside as corrupt",
+                rebuilt.runs, rebuilt.repaired, rebuilt.quarantined
+            )
+        }
+    })
+}
