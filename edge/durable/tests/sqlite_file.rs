@@ -22,7 +22,7 @@ use iop_durable::store::sqlite::SqliteStore;
 use iop_durable::store::{Authority, Origin, Store, StoreError};
 use iop_durable::testing::ManualClock;
 use iop_durable::testing::build::{
-    LONG, advance, advance_loaded, claim, create, decision, lease_for, parked, run, step,
+    LONG, advance, advance_loaded, claim, create, decision, idempotency, lease_for, parked, run, step,
 };
 use sqlite::{SqliteFixture, connect};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
@@ -263,6 +263,28 @@ async fn a_long_state_is_not_written_again() {
     store.commit(commit).await.unwrap();
     assert!(size() - before < 100_000, "{} bytes", size() - before);
     assert_eq!(store.load(&run("r")).await.unwrap().state, state);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn many_keys_are_forgotten_in_several_writes() {
+    let fixture = SqliteFixture::start().await;
+    let store = &fixture.store;
+    let now = store.now().await.unwrap();
+    let made = (0..1_002).map(|n| {
+        let mut new = create(&run(&format!("r{n}")), now);
+        new.head.status = Status::Succeeded;
+        new.idempotency = Some(idempotency("caller", &format!("k{n}"), 1));
+        store.create(new)
+    });
+    for answer in join_all(made).await {
+        answer.unwrap();
+    }
+    let before = commits(&fixture.path());
+    let later = now.plus(LONG);
+    assert_eq!(store.forget_keys(later, 1_001).await.unwrap(), 1_001);
+    assert!(commits(&fixture.path()) - before >= 3);
+    assert_eq!(store.forget_keys(later, 1_001).await.unwrap(), 1);
     store.close().await;
 }
 

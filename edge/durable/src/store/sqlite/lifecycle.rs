@@ -89,8 +89,12 @@ impl Work for Delete {
 /// Drops keys of creations.
 pub(super) struct ForgetKeys {
     pub(super) before: Timestamp,
+    /// At most `KEYS_AT_ONCE`.
     pub(super) limit: u32,
 }
+
+/// Keys that are dropped in one go: commits wait for no more.
+pub(super) const KEYS_AT_ONCE: u32 = 500;
 
 impl Work for ForgetKeys {
     type Answer = u64;
@@ -151,20 +155,20 @@ impl Work for Repair {
 
     fn run(self, tx: &mut Tx<'_>) -> Result<bool, Fail> {
         let id = self.run.as_str();
+        let mut filed = 0;
         let (written, due_at) = match self.change {
             Change::Whole { due_at, misfiled } => {
+                // A wait keeps its kind, whatever its run does meanwhile.
+                for (wait, kind) in misfiled {
+                    filed += tx.execute(
+                        "UPDATE waits SET kind = ?1 WHERE run_id = ?2 AND wait_id = ?3 AND kind IS NOT ?1",
+                        params![kind.as_str(), id, wait.as_str()],
+                    )?;
+                }
                 let written = tx.execute(
                     "UPDATE runs SET due_at = ?, quarantine = NULL WHERE run_id = ? AND revision = ? AND signal = ?",
                     params![due_at, id, self.revision, self.signal],
                 )?;
-                if written > 0 {
-                    for (wait, kind) in misfiled {
-                        tx.execute(
-                            "UPDATE waits SET kind = ? WHERE run_id = ? AND wait_id = ?",
-                            params![kind.as_str(), id, wait.as_str()],
-                        )?;
-                    }
-                }
                 (written, due_at)
             }
             Change::Corrupt { why } => (
@@ -177,7 +181,7 @@ impl Work for Repair {
             ),
         };
         if written == 0 {
-            return Ok(false);
+            return Ok(filed > 0);
         }
         let held = tx.row(
             "SELECT 1 FROM run_leases WHERE run_id = ? AND expires_at > ?",

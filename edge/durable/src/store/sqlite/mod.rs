@@ -35,7 +35,7 @@ use self::create::Creation;
 use self::definitions::{Defining, Withdraw};
 use self::inbox::Posting;
 use self::lease::{Acquire, ClaimDue, Disown, Release, Renew};
-use self::lifecycle::{Delete, ForgetKeys, Prune, Quarantine};
+use self::lifecycle::{Delete, ForgetKeys, KEYS_AT_ONCE, Prune, Quarantine};
 use self::lock::FileLock;
 use self::read::Reads;
 use self::readers::Readers;
@@ -174,6 +174,20 @@ impl SqliteStore {
         match failed {
             Some(error) if claimed.runs.is_empty() => Err(error),
             Some(_) | None => Ok(claimed),
+        }
+    }
+
+    /// In several writes, so that nobody waits long for the writer.
+    async fn forget(&self, before: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        let mut dropped = 0;
+        loop {
+            let left = u64::from(limit).saturating_sub(dropped);
+            let limit = u32::try_from(left).unwrap_or(u32::MAX).min(KEYS_AT_ONCE);
+            let these = self.writer.write(ForgetKeys { before, limit }).await?;
+            dropped += these;
+            if these < u64::from(KEYS_AT_ONCE) {
+                return Ok(dropped);
+            }
         }
     }
 }
@@ -333,7 +347,7 @@ impl Store for SqliteStore {
     }
 
     fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {
-        Box::pin(self.writer.write(ForgetKeys { before, limit }))
+        Box::pin(self.forget(before, limit))
     }
 
     fn prune(&self, run: &RunId, keep: u32) -> Answer<'_, u64> {
