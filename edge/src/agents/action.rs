@@ -247,7 +247,7 @@ impl One {
                 .await;
         };
         if let Some(schema) = &schema
-            && let Err(why) = super::tools::schema::Arguments::compile(schema)
+            && let Err(why) = super::tools::schema::Arguments::compile_foreign(schema)
         {
             return self
                 .refuse(error("invalid_arguments", &format!("schema: {why}")))

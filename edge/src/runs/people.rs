@@ -8,9 +8,9 @@ mod tests;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use iop_durable::ids::{DecisionId, WaitId};
+use iop_durable::ids::{DecisionId, RunId, WaitId};
 use iop_durable::machine::wait::Verdict;
-use iop_durable::record::{WaitRecord, WaitingKind};
+use iop_durable::record::{Scope, WaitRecord, WaitingKind};
 use iop_durable::runner::Operator;
 use iop_durable::store::Loaded;
 use serde_json::Value;
@@ -18,7 +18,8 @@ use serde_json::value::RawValue;
 
 use super::gates::{self, NotTold, Standing, Told, Word};
 use super::problem::{Code, Problem};
-use super::{Runs, Seen};
+use super::view::ApprovalObject;
+use super::{Engine, Runs, Seen};
 use crate::agents::journal::{
     ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, wait_of_approval,
 };
@@ -203,9 +204,12 @@ pub(crate) async fn approval(
     let wait = wait_of_approval(id).ok_or_else(not_found)?;
     let wait = gate(operator, loaded, &wait, WaitingKind::Approval).await?;
     let wait = wait.ok_or_else(not_found)?;
-    let subject = serde_json::from_slice(wait.subject.bytes())
-        .map_err(|_| Problem::new(Code::RunCorrupt, "The approval cannot be read.").of(run.as_str()))?;
+    let subject = serde_json::from_slice(wait.subject.bytes()).map_err(|_| unreadable(run))?;
     Ok((wait, subject))
+}
+
+fn unreadable(run: &RunId) -> Problem {
+    Problem::new(Code::RunCorrupt, "The approval cannot be read.").of(run.as_str())
 }
 
 /// The gate of an input's id and what it asks.
@@ -259,7 +263,7 @@ pub(crate) fn fits(wait: &WaitRecord, field: &'static str, value: &RawValue) -> 
     let schema = subject
         .ok()
         .and_then(|subject: InputSubject| subject.schema)
-        .and_then(|schema| Arguments::compile(&schema).ok());
+        .and_then(|schema| Arguments::compile_foreign(&schema).ok());
     let Some(schema) = schema else {
         return Ok(());
     };
@@ -325,6 +329,43 @@ pub(crate) fn decider(caller: &Caller) -> String {
 }
 
 impl Runs {
+    /// An approval as people see it; `None` for a gate whose call cannot be read.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) async fn shown_approval(
+        &self,
+        engine: &Engine,
+        wait: &WaitRecord,
+        agent: &str,
+    ) -> Result<Option<ApprovalObject>, Problem> {
+        let by = match wait.settled.as_ref().and_then(|settled| settled.by.as_ref()) {
+            Some(id) => {
+                let scope = Scope::Wait(wait.id.clone());
+                let decision = engine.store.decision(&wait.run, &scope, id).await?;
+                decision.and_then(|decision| gates::sender(&decision))
+            }
+            None => None,
+        };
+        let now = engine.store.now().await?;
+        Ok(ApprovalObject::of(wait, agent, by, now))
+    }
+
+    /// The approvals of a run, in order of their arming.
+    ///
+    /// # Errors
+    /// `run_not_found`, `run_deleted`; the store's.
+    pub(crate) async fn approvals_of(&self, caller: &Caller, run: &str) -> Result<Vec<ApprovalObject>, Problem> {
+        let Seen { engine, loaded } = self.see(caller, run).await?;
+        let mut shown = Vec::new();
+        for wait in engine.store.waits(&loaded.head.id).await? {
+            if wait.kind == WaitingKind::Approval {
+                shown.extend(self.shown_approval(engine, &wait, &loaded.head.definition.name).await?);
+            }
+        }
+        Ok(shown)
+    }
+
     /// Decides an approval.
     ///
     /// # Errors
@@ -336,7 +377,7 @@ impl Runs {
         run: &str,
         approval: &str,
         decide: &Decide,
-    ) -> Result<Told, Problem> {
+    ) -> Result<(ApprovalObject, Told), Problem> {
         caller.require(Role::Operator)?;
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let operator = &engine.operator;
@@ -354,7 +395,11 @@ impl Runs {
             let standing = Standing::of(&wait, loaded.now);
             admit(&subject, &decide.answer, standing, &by, &terms).map_err(of)?;
         }
-        self::decide(operator, &loaded, &wait, decide, &by).await
+        let told = self::decide(operator, &loaded, &wait, decide, &by).await?;
+        let agent = &loaded.head.definition.name;
+        let object = self.shown_approval(engine, &told.wait, agent).await?;
+        let object = object.ok_or_else(|| unreadable(&loaded.head.id))?;
+        Ok((object, told))
     }
 
     /// Answers an input.

@@ -1,4 +1,6 @@
-//! The JSON Schema of a tool's arguments: compiled once per version, asked before a call is judged, approved or made.
+//! The JSON Schema of a tool's arguments, compiled once per version and asked before a call is made; and of a person's answer.
+//!
+//! What is checked comes from a model or from a person, and a schema may come from a model: neither makes a check take long.
 
 use jsonschema::error::ValidationErrorKind;
 use jsonschema::{PatternOptions, ValidationError, Validator};
@@ -11,6 +13,9 @@ const DEPTH_MAX: usize = 64;
 
 /// Steps of one match of a `pattern`: arguments come from a model.
 const BACKTRACK_MAX: usize = 100_000;
+
+/// Values nested deeper than this are judged but not explained: only a judgement remembers what it has seen.
+const EXPLAINED_MAX: usize = 8;
 
 /// Bytes of what is told of one mismatch.
 const TOLD_MAX: usize = 512;
@@ -45,11 +50,22 @@ impl Arguments {
             })
     }
 
+    /// The same of a schema that nobody here has declared. It repeats no part of itself by a `$ref`: what a check costs is bounded
+    /// by the sizes of schema and value.
+    ///
+    /// # Errors
+    /// As [`Self::compile`], and when there is a reference in it.
+    pub(crate) fn compile_foreign(schema: &Value) -> Result<Self, String> {
+        if refers(schema) {
+            return Err(String::from("has to do without $ref"));
+        }
+        Self::compile(schema)
+    }
+
     /// # Errors
     /// When the text is no JSON object of this schema: where and which rule, never a value.
     pub(crate) fn check(&self, arguments: &str) -> Result<(), String> {
-        let value = arguments::value(arguments)?;
-        self.validator.validate(&value).map_err(|e| told("arguments", &e))
+        self.hold("arguments", &arguments::value(arguments)?)
     }
 
     /// The same of a person's answer, which may be any JSON.
@@ -57,9 +73,28 @@ impl Arguments {
     /// # Errors
     /// Where and which rule, never a value.
     pub(crate) fn check_answer(&self, answer: &Value) -> Result<(), String> {
-        self.validator
-            .validate(answer)
-            .map_err(|e| told("contents of the answer", &e))
+        self.hold("contents of the answer", answer)
+    }
+
+    fn hold(&self, what: &str, value: &Value) -> Result<(), String> {
+        if self.validator.is_valid(value) {
+            return Ok(());
+        }
+        if deeper_than(value, EXPLAINED_MAX) {
+            return Err(format!("the {what} do not satisfy the schema"));
+        }
+        self.validator.validate(value).map_err(|e| told(what, &e))
+    }
+}
+
+/// Whether anything in it may be a reference, wherever it stands.
+fn refers(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.iter().any(refers),
+        Value::Object(members) => members.iter().any(|(name, member)| {
+            matches!(name.as_str(), "$ref" | "$dynamicRef" | "$recursiveRef") || refers(member)
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
     }
 }
 
@@ -236,15 +271,52 @@ mod tests {
         let arguments = format!("{}{{}}{}", r#"{"next":"#.repeat(120), "}".repeat(120));
         check(&tree, &arguments).unwrap();
         let arguments = format!("{}{{\"x\":1}}{}", r#"{"next":"#.repeat(120), "}".repeat(120));
-        assert!(check(&tree, &arguments).unwrap_err().len() < TOLD_MAX + 4);
+        assert!(check(&tree, &arguments).is_err());
+        let name = "n".repeat(2 * TOLD_MAX);
+        let long = json!({"additionalProperties": {"type": "integer"}});
+        let told = check(&long, &json!({ name: "x" }).to_string()).unwrap_err();
+        assert!(told.len() < TOLD_MAX + 32 && told.ends_with('…'), "{told}");
     }
 
     #[test]
-    fn a_pattern_costs_a_bounded_time() {
-        let schema = json!({"properties": {"a": {"pattern": "^(?=(a+)+$)(\\1|a)+b$"}}});
+    fn a_check_costs_a_bounded_time() {
+        let deep = |inner: &str| format!("{}{inner}{}", r#"{"x":"#.repeat(120), "}".repeat(120));
+        let doubled =
+            json!({"properties": {"x": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}, "maxProperties": 1});
+        let either = json!({
+            "$ref": "#/$defs/e",
+            "$defs": {"e": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+                      "a": {"properties": {"x": {"$ref": "#/$defs/e"}}, "maxProperties": 1},
+                      "b": {"properties": {"x": {"$ref": "#/$defs/e"}}, "maxProperties": 1, "minProperties": 1}},
+        });
+        let pattern = json!({"properties": {"a": {"pattern": "^(?=(a+)+$)(\\1|a)+b$"}}});
         let begun = Instant::now();
-        let arguments = json!({"a": "a".repeat(5_000)}).to_string();
-        assert!(check(&schema, &arguments).is_err());
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        for schema in [doubled, either] {
+            check(&schema, &deep("{}")).unwrap();
+            let error = check(&schema, &deep(r#"{"x":1,"y":1}"#)).unwrap_err();
+            assert_eq!(error, "the arguments do not satisfy the schema");
+        }
+        assert!(check(&pattern, &json!({"a": "a".repeat(5_000)}).to_string()).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_foreign_schema_refers_to_nothing() {
+        let chain = json!({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/b"}]}, "b": {}}});
+        for schema in [
+            chain,
+            json!({"properties": {"a": {"items": [{"$dynamicRef": "#a"}]}}}),
+            json!({"not": {"$recursiveRef": "#"}}),
+        ] {
+            let error = Arguments::compile_foreign(&schema).unwrap_err();
+            assert_eq!(error, "has to do without $ref");
+        }
+        let answer = Arguments::compile_foreign(&json!({"type": "integer", "minimum": 1})).unwrap();
+        answer.check_answer(&json!(1)).unwrap();
+        let error = answer.check_answer(&json!(0)).unwrap_err();
+        assert_eq!(
+            error,
+            r#"the contents of the answer at "" do not satisfy "/minimum""#
+        );
     }
 }
