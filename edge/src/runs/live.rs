@@ -200,3 +200,6 @@ fn completed_turn(event: &EventRecord) -> Option<u64> {
         .ok()
         .map(|turn| turn.turn)
 }
+
+#[cfg(test)]
+mod tests;
