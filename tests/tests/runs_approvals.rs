@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use iop_tests::llm::{self, Say};
+use iop_tests::mcp_stub::Reply;
 use iop_tests::run;
 use iop_tests::runs::agents::{GUARDED, WORKER, both};
 use iop_tests::runs::{BOSS, Db, OTHER, OWNER, Options, World, waiting_ids};
@@ -505,6 +506,57 @@ fn an_input_is_asked_for_and_given_once() {
         api.succeeded(&run).await;
         let told = llm::told(&world.stubs.llm.requests_of("ask")[1]);
         assert_eq!(told["c1"], "3");
+        world.holds().await;
+    });
+}
+
+/// S106: a tool of an MCP server that asks in the middle of a call waits for a person like any other question.
+#[test]
+fn a_tool_that_asks_waits_for_a_person() {
+    run(60, async {
+        let mut world = World::start(Db::Sqlite, both).await;
+        world.stubs.mcp.modern();
+        let schema =
+            json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+        world.stubs.mcp.script(
+            "launch",
+            vec![
+                Reply::asks("where", "Which city?", &schema, "state-1"),
+                Reply::text("launched"),
+            ],
+        );
+        world.stubs.llm.plays(
+            "ask",
+            vec![Say::call("c1", "launch", "{\"n\":1}"), Say::text("up")],
+        );
+        let run = world.api().run(WORKER, "ask").await;
+        let on = world.api().waits_on(&run, "input", 1).await;
+        assert_eq!(on[0]["prompt"], "Which city?", "{}", on[0]);
+        world.kill_and_restart(0).await;
+        let api = world.api();
+        assert_eq!(api.waits_on(&run, "input", 1).await, on);
+        assert_eq!(world.stubs.mcp.calls("launch").len(), 1);
+        let path = format!("/runs/{run}/inputs/{}", on[0]["id"].as_str().unwrap());
+        let wrong = json!({"value": {"town": "Oslo"}, "decision_id": "d1"});
+        api.post(&path, &wrong)
+            .await
+            .assert_error(422, "schema_violation");
+        let right = json!({"value": {"city": "Oslo"}, "decision_id": "d1"});
+        let given = api.post(&path, &right).await;
+        assert_eq!(given.status(), 200, "{}", given.text());
+        api.succeeded(&run).await;
+        let calls = world.stubs.mcp.calls("launch");
+        assert_eq!(calls.len(), 2);
+        assert_eq!(
+            (&calls[1].arguments, &calls[1].state),
+            (&json!({"n": 1}), &json!("state-1"))
+        );
+        assert_eq!(
+            calls[1].answers,
+            json!({"where": {"action": "accept", "content": {"city": "Oslo"}}})
+        );
+        let told = llm::told(&world.stubs.llm.requests_of("ask")[1]);
+        assert_eq!(told["c1"], "launched");
         world.holds().await;
     });
 }
