@@ -239,7 +239,7 @@ pub(crate) const fn effect(spec: EffectSpec) -> Effect {
 
 /// The engine's policy for a declared retry; `label` names its owner.
 pub(crate) fn retry_policy(label: &str, spec: &RetrySpec) -> RetryPolicy {
-    let span = |span: Option<super::spec::Span>, default| span.map_or(default, |span| span.0);
+    let (initial, max) = spec.pauses();
     RetryPolicy {
         label: label.to_owned(),
         max_attempts: spec.max_attempts,
@@ -247,8 +247,8 @@ pub(crate) fn retry_policy(label: &str, spec: &RetrySpec) -> RetryPolicy {
             BackoffSpec::Fixed => Backoff::Fixed,
             BackoffSpec::Exponential => Backoff::Exponential,
         },
-        initial: span(spec.initial, Duration::from_secs(1)),
-        max: span(spec.max, Duration::from_secs(60)),
+        initial,
+        max,
         multiplier_permille: 2000,
         // From 0 to 1, as checked: at most 1000.
         jitter_permille: (spec.jitter * 1000.0).round() as u16,

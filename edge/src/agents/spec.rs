@@ -153,7 +153,9 @@ label_enum! {
 
 label_enum! {
     /// What a tool's failure does.
+    #[derive(Default)]
     pub enum OnError {
+        #[default]
         TellModel => "tell_model",
         FailRun => "fail_run",
     }
@@ -173,6 +175,9 @@ pub struct ApprovalRule {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolSpec {
+    /// Required; read without it so that a provider's own kind of tool is refused as that.
+    #[serde(default)]
+    #[schema(required)]
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
@@ -204,24 +209,14 @@ pub struct ToolSpec {
     pub kind: Option<String>,
 }
 
-impl Default for OnError {
-    fn default() -> Self {
-        Self::TellModel
-    }
-}
-
 label_enum! {
     /// What repeating a call does outside (D24).
+    #[derive(Default)]
     pub enum EffectSpec {
         ReadOnly => "read_only",
         Idempotent => "idempotent",
+        #[default]
         Unsafe => "unsafe",
-    }
-}
-
-impl Default for EffectSpec {
-    fn default() -> Self {
-        Self::Unsafe
     }
 }
 
@@ -326,15 +321,11 @@ impl RetrySpec {
 
 label_enum! {
     /// How the pause between attempts grows.
+    #[derive(Default)]
     pub enum BackoffSpec {
+        #[default]
         Exponential => "exponential",
         Fixed => "fixed",
-    }
-}
-
-impl Default for BackoffSpec {
-    fn default() -> Self {
-        Self::Exponential
     }
 }
 

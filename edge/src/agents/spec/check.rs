@@ -78,10 +78,10 @@ pub fn check(spec: &AgentSpec, prices: &Prices) -> Result<(), Invalid> {
     }
     for (i, it) in spec.tools.iter().enumerate() {
         let at = |e: Invalid| e.under(&format!("tools[{i}]"));
+        tool::tool(it, spec).map_err(at)?;
         if spec.tools[..i].iter().any(|other| other.name == it.name) {
             return refuse("name", format!("tool {:?} is declared twice", it.name)).map_err(at);
         }
-        tool::tool(it, spec).map_err(at)?;
     }
     rules(spec)?;
     Policy::compile(spec)?;
@@ -273,7 +273,7 @@ fn write(value: &Value, out: &mut String) {
             out.push_str(&value.to_string())
         }
         Value::Array(items) => {
-            list(out, ['[', ']'], items, |item, out| write(item, out));
+            list(out, ['[', ']'], items, write);
         }
         Value::Object(members) => {
             // Whatever order the map keeps.

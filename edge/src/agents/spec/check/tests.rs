@@ -230,9 +230,14 @@ fn every_rule_names_its_field() {
             "human_input",
         ),
         (
-            tool(json!({"type": "web_search"})),
-            "tools[1].type",
+            json!({"tools": [{"type": "web_search"}]}),
+            "tools[0].type",
             "at the provider",
+        ),
+        (
+            json!({"tools": [{"http": {"url": "http://t.example/"}}]}),
+            "tools[0].name",
+            "64",
         ),
         (tool(json!({"http": null})), "tools[1].http", "exactly one"),
         (

@@ -11,15 +11,6 @@ use crate::agents::tools::schema::Arguments;
 const MCP_TOOL_MAX: usize = 256;
 
 pub(super) fn tool(tool: &ToolSpec, spec: &AgentSpec) -> Checked {
-    if !is_name(&tool.name) {
-        return refuse("name", NAME_RULE);
-    }
-    if spec.human_input && tool.name == REQUEST_INPUT {
-        return refuse(
-            "name",
-            "is the built-in tool that asks a person; choose another, or set human_input = false",
-        );
-    }
     if let Some(kind) = tool.kind.as_deref()
         && kind != "function"
     {
@@ -28,6 +19,15 @@ pub(super) fn tool(tool: &ToolSpec, spec: &AgentSpec) -> Checked {
             format!(
                 "must be \"function\": a {kind:?} tool runs at the provider, where a call is not recorded, approved or recovered"
             ),
+        );
+    }
+    if !is_name(&tool.name) {
+        return refuse("name", NAME_RULE);
+    }
+    if spec.human_input && tool.name == REQUEST_INPUT {
+        return refuse(
+            "name",
+            "is the built-in tool that asks a person; choose another, or set human_input = false",
         );
     }
     schema(tool)?;
