@@ -92,7 +92,7 @@ pub(crate) async fn check(store: &dyn Store, before: &Before) {
         limit: 10,
     };
     let found = store.waits(&run("waiting")).await.unwrap();
-    assert_eq!(found, [before.gate.clone()]);
+    assert_eq!(found, std::slice::from_ref(&before.gate));
     assert_eq!(store.gates(approvals.clone()).await.unwrap(), []);
     let rebuilt = store.rebuild_index().await.unwrap();
     assert_eq!((rebuilt.runs, rebuilt.repaired, rebuilt.quarantined), (3, 1, 0));
