@@ -339,10 +339,14 @@ mod tests {
 
     #[test]
     fn the_owner_of_work_is_found_by_name_and_a_key_that_is_gone_limits_nothing() {
-        let keys = Keys::new(vec![key("a", "s")]);
+        let keys = Keys::new(vec![KeySettings {
+            priority: Priority::High,
+            ..key("a", "s")
+        }]);
         let (known, gone, none) = (keys.owner(Some("a")), keys.owner(Some("b")), keys.owner(None));
         assert_eq!(known.name().as_deref(), Some("a"));
         assert!(known.may_use("m") && !known.may_use("n"));
+        assert_eq!(known.who().priority, Priority::High);
         for nobody in [gone, none] {
             assert_eq!((nobody.name(), nobody.who()), (None, Who::nobody()));
             let many: Vec<_> = (0..10).map(|_| nobody.begin().ok().unwrap()).collect();

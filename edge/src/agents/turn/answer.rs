@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use iop_shared::openai::event::{Dialect, EventKind, InBandError, classify, error_in_body};
 use iop_shared::openai::usage::Usage;
 use memchr::memmem;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+
+use super::wire::{Choice, Chunk, Message, Piece, content, said, text, written};
 
 /// Longest id of a tool call, in bytes: its ordinal and the rest of its activity's key need room beside it.
 const ID_MAX: usize = 240;
@@ -111,67 +111,6 @@ struct Building {
     id: Option<String>,
     name: String,
     arguments: String,
-}
-
-#[derive(Deserialize)]
-struct Chunk<'a> {
-    #[serde(borrow, default)]
-    choices: Option<Vec<Choice<'a>>>,
-    #[serde(borrow, default)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    model: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Choice<'a> {
-    #[serde(default)]
-    index: Option<u32>,
-    #[serde(borrow, default)]
-    delta: Option<Message<'a>>,
-    #[serde(borrow, default)]
-    message: Option<Message<'a>>,
-    #[serde(borrow, default)]
-    finish_reason: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow, default)]
-    content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    refusal: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    reasoning_content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    reasoning: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    tool_calls: Option<Vec<Piece<'a>>>,
-}
-
-#[derive(Deserialize)]
-struct Piece<'a> {
-    #[serde(default)]
-    index: Option<u32>,
-    #[serde(borrow, default)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    function: Option<Function<'a>>,
-}
-
-#[derive(Deserialize)]
-struct Function<'a> {
-    #[serde(borrow, default)]
-    name: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    arguments: Option<&'a RawValue>,
-}
-
-/// A part of a `content` that is a list.
-#[derive(Deserialize)]
-struct Part<'a> {
-    #[serde(borrow, default)]
-    text: Option<&'a RawValue>,
 }
 
 impl Assembly {
@@ -384,76 +323,6 @@ impl Assembly {
         }
         Ok(())
     }
-}
-
-impl<'a> Chunk<'a> {
-    fn read(data: &'a [u8]) -> Result<Self, Broken> {
-        // serde takes a list for an object without names.
-        if !data.trim_ascii_start().starts_with(b"{") {
-            return Err(Broken::Malformed);
-        }
-        serde_json::from_slice(data).map_err(|_| Broken::Malformed)
-    }
-}
-
-impl Choice<'_> {
-    /// A turn asks for one choice; the first counts.
-    fn is_first(&self) -> bool {
-        self.index.unwrap_or(0) == 0
-    }
-}
-
-/// The text of a JSON string; `None` for any other value.
-fn text(raw: &RawValue) -> Result<Option<String>, Broken> {
-    if !raw.get().starts_with('"') {
-        return Ok(None);
-    }
-    serde_json::from_str(raw.get())
-        .map(Some)
-        .map_err(|_| Broken::Malformed)
-}
-
-/// A text that says something.
-fn said(raw: Option<&RawValue>) -> Result<Option<String>, Broken> {
-    let text = raw.map(text).transpose()?.flatten();
-    Ok(text.filter(|t| !t.is_empty()))
-}
-
-/// A content: a text, or a list of parts of which those with a text count.
-fn content(raw: Option<&RawValue>) -> Result<Option<String>, Broken> {
-    let Some(list) = raw.filter(|r| r.get().starts_with('[')) else {
-        return said(raw);
-    };
-    let parts: Vec<Part<'_>> = serde_json::from_str(list.get()).map_err(|_| Broken::Malformed)?;
-    let mut whole = String::new();
-    for part in parts {
-        whole.push_str(&said(part.text)?.unwrap_or_default());
-    }
-    Ok((!whole.is_empty()).then_some(whole))
-}
-
-/// Arguments: a text, or from some providers the object itself, which is kept as it is written.
-fn written(raw: Option<&RawValue>) -> Result<Option<String>, Broken> {
-    match raw {
-        Some(object) if object.get().starts_with('{') => Ok(Some(object.get().to_owned())),
-        other => said(other),
-    }
-}
-
-/// The message and the code of a provider's error object, as far as it has them.
-pub(super) fn words(object: &Bytes) -> (Option<String>, Option<String>) {
-    #[derive(Deserialize)]
-    struct Words<'a> {
-        #[serde(borrow, default)]
-        message: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        code: Option<&'a RawValue>,
-    }
-    let Ok(words) = serde_json::from_slice::<Words<'_>>(object) else {
-        return (None, None);
-    };
-    let word = |raw| said(raw).ok().flatten();
-    (word(words.message), word(words.code))
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use iop_durable::runner::CallError;
 use iop_shared::execution::AttemptFence;
 use iop_shared::openai::event::{Dialect, InBandError, error_in_body};
 
-use super::answer::{Broken, words};
+use super::answer::Broken;
+use super::wire::words;
 use crate::error::{ApiError, ErrorKind};
 use crate::gate::{Verdict, in_band_status};
 
@@ -17,7 +18,7 @@ use crate::gate::{Verdict, in_band_status};
 const MESSAGE_MAX: usize = 1024;
 
 /// The edge refused the turn before anybody was asked.
-pub(super) fn refused(error: ApiError) -> CallError {
+pub(super) fn refused(error: &ApiError) -> CallError {
     let failure = own(error.kind, &error.message);
     CallError::Failed {
         failure,
@@ -128,20 +129,20 @@ fn of_status(status: StatusCode, message: &str) -> Failure {
     Failure::new(kind, cut(message)).retryable(retryable)
 }
 
-/// An error object inside a stream that had begun: the gate's, or the provider's own.
+/// An error object inside a stream that had begun: the provider's own, or the gate's, whose words for an end are five.
 fn in_band(error: &InBandError) -> Failure {
     let (message, code) = words(&error.raw);
+    let text = message.as_deref().unwrap_or_default();
     match code.as_deref().and_then(ErrorKind::parse) {
-        Some(kind) => {
-            let failure = own(kind, &message.unwrap_or_default());
-            // Something of the answer was shown already (S107).
-            if kind == ErrorKind::ResponseStalled {
-                failure.retryable(false)
-            } else {
-                failure
-            }
-        }
-        None => by_provider(in_band_status(error), message.as_deref()),
+        // Something of the answer was shown already (S107).
+        Some(ErrorKind::ResponseStalled) => own(ErrorKind::ResponseStalled, text).retryable(false),
+        Some(
+            kind @ (ErrorKind::ProviderUnreachable
+            | ErrorKind::ProviderDisconnected
+            | ErrorKind::ProviderError
+            | ErrorKind::NodeLost),
+        ) => own(kind, text),
+        Some(_) | None => by_provider(in_band_status(error), message.as_deref()),
     }
 }
 

@@ -6,6 +6,7 @@
 mod answer;
 mod failure;
 mod stream;
+mod wire;
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -64,7 +65,7 @@ pub(crate) async fn turn(
         Ok(admitted) => admitted,
         Err(error) => {
             guard.settle(error.kind.outcome());
-            return Err(failure::refused(error));
+            return Err(failure::refused(&error));
         }
     };
     guard.hold(place);
@@ -82,15 +83,16 @@ async fn admit(
 ) -> Result<(Box<Asked>, ConcurrencyGuard), ApiError> {
     let caller = app.keys.owner(request.owner);
     let model = resolve(app, &caller, request.model)?;
+    let bytes = request.body.len();
+    let routed = Routed::json(request.body)?;
     let place = caller.begin_within(app.settings.queue.max_wait).await?;
-    let held = app.body_memory.hold(request.body.len())?;
+    let held = app.body_memory.hold(bytes)?;
     let mut headers = HeaderMap::with_capacity(3);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(X_REQUEST_ID, id.header());
     if let Some(trace) = request.traceparent.and_then(|t| HeaderValue::from_str(t).ok()) {
         headers.insert(TRACEPARENT, trace);
     }
-    let routed = Routed::json(request.body)?;
     let mut asked = routed.asked(Origin::Run, endpoint, model, headers, &caller);
     asked.held = Some(held);
     Ok((asked, place))

@@ -1,5 +1,7 @@
 //! Turns through the whole gate, with scripted providers in this process and paused time.
 
+mod native;
+
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -30,17 +32,21 @@ struct Edge {
 
 /// Each provider: its name, keys of its own, and its script; the first is preferred.
 fn edge(more: &str, providers: &[(&str, &str, &str)]) -> Edge {
+    let scripted = providers.iter().map(|(id, keys, script)| {
+        let toml = format!("adapter = \"scripted\"\n{keys}\nscript = {{ t = {{ {script} }} }}");
+        (*id, toml)
+    });
+    edge_with(more, &scripted.collect::<Vec<_>>())
+}
+
+/// Each provider: its name, and the rest of its table; the first is preferred.
+fn edge_with(more: &str, providers: &[(&str, String)]) -> Edge {
     let mut toml = String::from(more);
-    for (id, keys, script) in providers {
-        toml += &format!(
-            "\n[[providers]]\nid = {id:?}\nadapter = \"scripted\"\n{keys}\nscript = {{ t = {{ {script} }} }}\n"
-        );
+    let mut candidates = Vec::new();
+    for (n, (id, table)) in providers.iter().enumerate() {
+        toml += &format!("\n[[providers]]\nid = {id:?}\n{table}\n");
+        candidates.push(format!("{{ provider = {id:?}, target = \"t\", priority = {n} }}"));
     }
-    let candidates: Vec<String> = providers
-        .iter()
-        .enumerate()
-        .map(|(n, (id, _, _))| format!("{{ provider = {id:?}, target = \"t\", priority = {n} }}"))
-        .collect();
     toml += &format!(
         "[[models]]\nname = \"m\"\ncandidates = [{}]\n",
         candidates.join(", ")
@@ -478,7 +484,9 @@ async fn a_provider_that_does_not_stream_is_understood() {
         {"id":"c1","type":"function","function":{"name":"f","arguments":"{}"}},
         {"type":"function","function":{"name":"g","arguments":{"a": 1}}}]}}],
         "usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#;
-    let answer = read(handed("application/json", whole), 1 << 20, &|_| {}).await.unwrap();
+    let answer = read(handed("application/json", whole), 1 << 20, &|_| {})
+        .await
+        .unwrap();
     assert_eq!((answer.attempts, answer.usage.unwrap().input), (2, 3));
     let calls: Vec<_> = answer
         .tool_calls

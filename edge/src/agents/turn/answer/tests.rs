@@ -1,5 +1,6 @@
 use std::cell::RefCell;
 
+use super::super::wire::words;
 use super::*;
 
 /// What events make of an answer, and what is shown of it.
@@ -161,16 +162,12 @@ fn only_the_first_choice_counts() {
 #[test]
 fn an_error_in_the_stream_is_kept_as_it_is_written_and_its_word_in_a_text_is_none() {
     let error = r#"{"error":{"message":"no","code":"slow_down"}}"#;
-    match assemble(&[error]).unwrap_err() {
-        Broken::Said(said) => {
-            assert_eq!(said.status, Some(503));
-            assert_eq!(
-                words(&said.raw),
-                (Some("no".to_owned()), Some("slow_down".to_owned()))
-            );
-        }
-        other => panic!("{other:?}"),
-    }
+    let Broken::Said(said) = assemble(&[error]).unwrap_err() else {
+        panic!("it is the provider's own");
+    };
+    assert_eq!(said.status, Some(503));
+    let want = (Some("no".to_owned()), Some("slow_down".to_owned()));
+    assert_eq!(words(&said.raw), want);
     let quoted = chunk(r#"{"content":"{\"error\":{\"message\":\"no\"}}"}"#);
     assert!(assemble(&[&quoted]).is_ok());
     let null = r#"{"error":null,"choices":[{"delta":{"content":"a"}}]}"#;

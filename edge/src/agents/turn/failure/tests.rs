@@ -166,6 +166,12 @@ fn an_error_in_a_stream_is_the_gates_by_its_word_and_else_the_providers() {
         said(limited),
         (FailureKind::RateLimited, "http_429".to_owned(), true)
     );
+    // Words that the gate has too, and never at the end of a stream.
+    let internal = in_stream(r#"{"message":"m","code":"internal_error"}"#, Some(500));
+    assert_eq!(
+        said(internal),
+        (FailureKind::ProviderError, "http_500".to_owned(), true)
+    );
     let unknown = in_stream(r#"{"message":"m"}"#, None);
     assert_eq!(
         said(unknown),
