@@ -8,7 +8,7 @@ use bytes::Bytes;
 use iop_durable::ids::{CorrelationId, DecisionId, check_text};
 use iop_durable::machine::wait::{Delivery, Verdict, WaitDecision};
 use iop_durable::payload::Payload;
-use iop_durable::record::{Scope, Status, WaitRecord, WaitStatus};
+use iop_durable::record::{DecisionRecord, Scope, Status, WaitRecord, WaitStatus};
 use iop_durable::runner::{Operator, RunError};
 use iop_durable::store::Loaded;
 use iop_durable::time::Timestamp;
@@ -154,14 +154,15 @@ pub(crate) async fn was_told(
 ) -> Result<bool, Problem> {
     let scope = Scope::Wait(wait.id.clone());
     let earlier = operator.store().decision(&wait.run, &scope, id).await?;
-    Ok(
-        earlier.is_some_and(|record| match WaitDecision::decode(&record.body) {
-            Ok(WaitDecision::Deliver { by: sender, .. } | WaitDecision::Cancel { by: sender, .. }) => {
-                sender.as_deref() == Some(by)
-            }
-            Err(_) => false,
-        }),
-    )
+    Ok(earlier.is_some_and(|record| sender(&record).as_deref() == Some(by)))
+}
+
+/// Who sent what a gate's ledger records.
+pub(crate) fn sender(record: &DecisionRecord) -> Option<String> {
+    match WaitDecision::decode(&record.body) {
+        Ok(WaitDecision::Deliver { by, .. } | WaitDecision::Cancel { by, .. }) => by,
+        Err(_) => None,
+    }
 }
 
 /// An id that was used before with something else.

@@ -3,6 +3,7 @@
 //! Two engines stand beside each other: one on the configured store, and one in memory for runs that nobody needs to outlive the
 //! process (D63). Everything above them is the same.
 
+pub(crate) mod calls;
 pub(crate) mod catalog;
 mod create;
 pub(crate) mod gates;

@@ -355,12 +355,19 @@ impl Runs {
     ///
     /// # Errors
     /// `run_not_found`, `run_deleted`; the store's.
-    pub(crate) async fn approvals_of(&self, caller: &Caller, run: &str) -> Result<Vec<ApprovalObject>, Problem> {
+    pub(crate) async fn approvals_of(
+        &self,
+        caller: &Caller,
+        run: &str,
+    ) -> Result<Vec<ApprovalObject>, Problem> {
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let mut shown = Vec::new();
         for wait in engine.store.waits(&loaded.head.id).await? {
             if wait.kind == WaitingKind::Approval {
-                shown.extend(self.shown_approval(engine, &wait, &loaded.head.definition.name).await?);
+                shown.extend(
+                    self.shown_approval(engine, &wait, &loaded.head.definition.name)
+                        .await?,
+                );
             }
         }
         Ok(shown)

@@ -28,6 +28,7 @@ label_enum! {
         WaitNotFound => "wait_not_found",
         ActivityNotFound => "activity_not_found",
         AgentNotFound => "agent_not_found",
+        FlowNotFound => "flow_not_found",
         StaleToken => "stale_token",
         DefinitionMissing => "definition_missing",
         AmbiguousCorrelation => "ambiguous_correlation",
@@ -45,6 +46,7 @@ label_enum! {
         DefinitionChanged => "definition_changed",
         ToolUnavailable => "tool_unavailable",
         ActivityConflict => "activity_conflict",
+        DigestMismatch => "digest_mismatch",
         ApprovalExpired => "approval_expired",
         CheckpointUnavailable => "checkpoint_unavailable",
         RunDeleted => "run_deleted",
@@ -78,7 +80,8 @@ impl Code {
             | Self::InputNotFound
             | Self::WaitNotFound
             | Self::ActivityNotFound
-            | Self::AgentNotFound => StatusCode::NOT_FOUND,
+            | Self::AgentNotFound
+            | Self::FlowNotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::StaleToken
             | Self::DefinitionMissing
@@ -96,7 +99,8 @@ impl Code {
             | Self::DeliveryConflict
             | Self::DefinitionChanged
             | Self::ToolUnavailable
-            | Self::ActivityConflict => StatusCode::CONFLICT,
+            | Self::ActivityConflict
+            | Self::DigestMismatch => StatusCode::CONFLICT,
             Self::ApprovalExpired | Self::CheckpointUnavailable | Self::RunDeleted => StatusCode::GONE,
             Self::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::InvalidDefinition

@@ -8,22 +8,20 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iop_durable::ids::{ActivityId, DecisionId, Key, NodeName, RunId};
-use iop_durable::patterns::REASON;
+use iop_durable::ids::{DecisionId, RunId};
 use iop_durable::record::{ActivityRecord, Origin, Status};
 use iop_durable::runner::{CancelOutcome, Cancelled, Operator, Resolved, Resume, RunError, idempotency_key};
-use iop_durable::store::{Loaded, StoreError};
+use iop_durable::store::StoreError;
 use iop_durable::token::ResumeToken;
 
 use self::effects::Resolve;
 use self::resume::{Ask, Decision, refusal, without_definition};
+use super::calls::{Tools, call};
 use super::catalog::Compiled;
 use super::outside::with_token;
 use super::people::decider;
 use super::problem::{Code, Problem};
 use super::{Runs, Seen, gates};
-use crate::agents::journal::{MODEL, call_of};
-use crate::agents::turn::TurnAnswer;
 use crate::config::Role;
 use crate::http::auth::Caller;
 
@@ -36,6 +34,13 @@ pub(crate) struct Preflight<'a> {
     pub(crate) current: ResumeToken,
     /// Of a run that may go on.
     compiled: Option<Arc<Compiled>>,
+}
+
+impl Preflight<'_> {
+    /// Why the run would not go on; `None` when it would, or has succeeded.
+    pub(crate) fn refusal(&self) -> Option<Problem> {
+        refusal(&self.decision, &self.seen.loaded.head, &self.current)
+    }
 }
 
 /// A request to cancel, checked by itself.
@@ -135,7 +140,7 @@ impl Runs {
         metadata: &BTreeMap<String, String>,
     ) -> Result<bool, Problem> {
         let head = &preflight.seen.loaded.head;
-        if let Some(problem) = refusal(&preflight.decision, head, &preflight.current) {
+        if let Some(problem) = preflight.refusal() {
             return Err(problem);
         }
         let Some(compiled) = &preflight.compiled else {
@@ -213,7 +218,7 @@ impl Runs {
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let run = &loaded.head.id;
         let operator = &engine.operator;
-        let record = activity_of(operator, &loaded, activity).await?;
+        let record = call(&engine.store, run, activity).await?;
         let resolution = resolve.of(&record).map_err(|problem| problem.of(run.as_str()))?;
         let (by, resolution) = (decider(caller), &resolution);
         let by = by.as_str();
@@ -225,8 +230,8 @@ impl Runs {
         .await
     }
 
-    /// Asks the callee whether an unknown effect happened (D152). Evidence lets the run go on; without any it stays as it is. The
-    /// activity after it, and whether it had its evidence before.
+    /// Asks the callee whether an unknown effect happened (D152). Evidence lets the run go on; without any it stays as it is. True:
+    /// the evidence was there before.
     ///
     /// # Errors
     /// `permission_denied`, `run_not_found`, `run_deleted`, `activity_not_found`, `activity_conflict`, `definition_missing`,
@@ -236,19 +241,19 @@ impl Runs {
         caller: &Caller,
         run: &str,
         activity: &str,
-    ) -> Result<(ActivityRecord, bool), Problem> {
+    ) -> Result<bool, Problem> {
         caller.require(Role::Operator)?;
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let run = &loaded.head.id;
         let operator = &engine.operator;
-        let record = activity_of(operator, &loaded, activity).await?;
+        let record = call(&engine.store, run, activity).await?;
         if record.origin == Some(Origin::Reconciled) {
-            return Ok((record, true));
+            return Ok(true);
         }
         let of = |problem: Problem| problem.of(run.as_str());
         let compiled = engine.pinned(&loaded.head.definition).await.map_err(of)?;
         let newest = self.newest_of(&compiled.version.name).await.map_err(of)?;
-        let name = tool_of(operator, &record).await?;
+        let name = Tools::new(&engine.store).of(&record).await?;
         let tool = name.as_deref().and_then(|name| compiled.program.tool(name));
         let Some(tool) = tool.filter(|tool| tool.reconcile.is_some()) else {
             let why = "The tool of this call declares no reconcile; resolve the call by hand.";
@@ -268,44 +273,6 @@ impl Runs {
             .reconcile(run, &record.id, probe)
             .await
             .map_err(|e| of(e.into()))?;
-        let record = activity_of(operator, &loaded, activity).await?;
-        Ok((record, false))
+        Ok(false)
     }
-}
-
-/// An activity of a run.
-///
-/// # Errors
-/// `activity_not_found`; the store's.
-pub(crate) async fn activity_of(
-    operator: &Operator,
-    loaded: &Loaded,
-    id: &str,
-) -> Result<ActivityRecord, Problem> {
-    let run = &loaded.head.id;
-    let not_found =
-        || Problem::new(Code::ActivityNotFound, "This run has no such activity.").of(run.as_str());
-    let id = ActivityId::new(id).map_err(|_| not_found())?;
-    let record = operator.store().activity(run, &id).await?;
-    record.ok_or_else(not_found)
-}
-
-/// The name of the tool that an activity calls: the turn before it says so.
-///
-/// # Errors
-/// The store's.
-async fn tool_of(operator: &Operator, record: &ActivityRecord) -> Result<Option<String>, Problem> {
-    let Some((_, ordinal)) = call_of(record.key.as_str()) else {
-        return Ok(None);
-    };
-    let (Ok(node), Ok(key)) = (NodeName::new(REASON), Key::new(MODEL)) else {
-        return Ok(None);
-    };
-    let turn = ActivityId::derive(&record.run, &node, record.activation.saturating_sub(1), &key);
-    let turn = operator.store().activity(&record.run, &turn).await?;
-    let output = turn.and_then(|turn| turn.output);
-    let answer = output.and_then(|output| serde_json::from_slice::<TurnAnswer>(output.bytes()).ok());
-    Ok(answer
-        .and_then(|answer| answer.tool_calls.into_iter().nth(ordinal))
-        .map(|call| call.name))
 }

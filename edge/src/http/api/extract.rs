@@ -14,8 +14,10 @@ use serde::de::{self, DeserializeOwned, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
 use crate::app::App;
+use crate::config::Role;
 use crate::http::auth::Caller;
 use crate::http::payload::{self, Reservation};
+use crate::runs::Runs;
 use crate::runs::problem::{Code, Problem};
 
 /// The process that was asked.
@@ -23,6 +25,12 @@ pub(super) struct Edge(pub(super) Arc<App>);
 
 /// The authenticated client. Stands first among a handler's arguments: who may not ask learns nothing else.
 pub(super) struct Auth(pub(super) Caller);
+
+/// The authenticated client where runs are read: each role that has to do with runs may, of the runs it may see.
+pub(super) struct Reader(pub(super) Caller);
+
+/// The runs of this process.
+pub(super) struct Hosted(pub(super) Arc<Runs>);
 
 /// Parameters of the path, decoded.
 pub(super) struct Url<T>(pub(super) T);
@@ -35,6 +43,9 @@ pub(super) struct Json<T>(pub(super) T, pub(super) Reservation);
 
 /// A JSON body that may be absent.
 pub(super) struct MaybeJson<T>(pub(super) T, pub(super) Reservation);
+
+/// A JSON body that declares something: what does not fit is an invalid definition, not an invalid request.
+pub(super) struct Declared<T>(pub(super) T, pub(super) Reservation);
 
 /// The text of a JSON body beside its value, for digests over what was sent.
 pub(super) struct Sent<T>(pub(super) T, pub(super) bytes::Bytes, pub(super) Reservation);
@@ -60,6 +71,32 @@ impl<S: Sync> FromRequestParts<S> for Auth {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         Ok(Self(app(parts)?.keys.authenticate(&parts.headers)?))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Reader {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let Auth(caller) = Auth::from_request_parts(parts, state).await?;
+        if !caller.has(Role::Operator) && !caller.has(Role::Admin) {
+            caller.require(Role::Inference)?;
+        }
+        Ok(Self(caller))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Hosted {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        match app(parts)?.runs() {
+            Some(runs) => Ok(Self(Arc::clone(runs))),
+            None => Err(Problem::new(
+                Code::NotFound,
+                "This edge hosts no runs: it was not given a store.",
+            )),
+        }
     }
 }
 
@@ -102,6 +139,15 @@ impl<S: Sync, T: DeserializeOwned + Default> FromRequest<S> for MaybeJson<T> {
             json(&bytes)?
         };
         Ok(Self(value, held))
+    }
+}
+
+impl<S: Sync, T: DeserializeOwned> FromRequest<S> for Declared<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        let (bytes, held) = read(request).await?;
+        Ok(Self(declared(&bytes)?, held))
     }
 }
 
@@ -149,6 +195,18 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
         .end()
         .map_err(|_| Problem::new(Code::InvalidRequest, "The body goes on after its JSON value."))?;
     Ok(value)
+}
+
+/// The value of a JSON text that declares something.
+///
+/// # Errors
+/// As `json` for what is no JSON; `invalid_definition` with the path for what does not fit.
+fn declared<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    json::<de::IgnoredAny>(body)?;
+    json(body).map_err(|problem| Problem {
+        code: Code::InvalidDefinition,
+        ..problem
+    })
 }
 
 /// The value of a query.
@@ -369,6 +427,14 @@ mod tests {
         let problem = json::<Body>(b"{\"name\":\"\xff\"}").unwrap_err();
         assert_eq!(problem.code, Code::InvalidEncoding);
         assert!(json::<Body>("{\"name\":\"\u{fffd}\"}".as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn a_declaration_that_does_not_fit_is_said_to_be_one() {
+        let code = |body: &str| declared::<Body>(body.as_bytes()).unwrap_err().code;
+        assert_eq!(code(r#"{"name":1}"#), Code::InvalidDefinition);
+        assert_eq!(code(r#"{"name":"#), Code::InvalidRequest);
+        assert_eq!(code(""), Code::InvalidRequest);
     }
 
     #[test]

@@ -98,6 +98,12 @@ impl<T> List<T> {
         }
     }
 
+    /// As part of a longer list.
+    pub(super) fn continued(mut self, has_more: bool, next_after: Option<String>) -> Self {
+        (self.has_more, self.next_after) = (has_more, next_after);
+        self
+    }
+
     pub(super) fn map<U>(self, f: impl FnMut(T) -> U) -> List<U> {
         List {
             object: self.object,

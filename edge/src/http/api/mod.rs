@@ -1,12 +1,23 @@
 //! `/api/v1`: ours. One resource per file; each gives its routes with what they say of themselves, and the OpenAPI document is
 //! made from that. What all requests have in common is here: encoding, the form of errors, panics, what is counted.
 
+mod activities;
+mod after;
+mod agents;
+mod approvals;
+mod capabilities;
 mod extract;
+mod inputs;
 mod list;
 mod nodes;
 mod openapi;
 mod polite;
 mod problem;
+mod runs;
+mod shown;
+mod sse;
+mod steer;
+mod waits;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock};
@@ -41,7 +52,15 @@ const ROOT: &str = "/api/v1";
 /// The resources, in the order of the document.
 fn resources() -> OpenApiRouter {
     OpenApiRouter::new()
+        .merge(agents::router())
+        .merge(runs::router())
+        .merge(steer::router())
+        .merge(approvals::router())
+        .merge(inputs::router())
+        .merge(waits::router())
+        .merge(activities::router())
         .merge(nodes::router())
+        .merge(capabilities::router())
         .routes(routes!(document))
 }
 

@@ -41,10 +41,10 @@ async fn an_unknown_effect_is_settled_by_one_decision() {
     assert_eq!(loaded.head.status, Status::Ambiguous);
     let run = &loaded.head.id;
     let records = bench.operator.store().activities(run, None, 10).await.unwrap();
-    let record = activity_of(&bench.operator, &loaded, records[0].id.as_str())
+    let record = call(bench.operator.store(), run, records[0].id.as_str())
         .await
         .unwrap();
-    let missing = activity_of(&bench.operator, &loaded, "act_x").await.unwrap_err();
+    let missing = call(bench.operator.store(), run, "act_x").await.unwrap_err();
     assert_eq!(missing.code, Code::ActivityNotFound);
     let resolve = |attempt: u32, reason: &str| Resolve {
         action: ResolveAction::Complete,
@@ -77,7 +77,7 @@ async fn an_unknown_effect_is_settled_by_one_decision() {
         say(resolve(1, "it is not")).await.unwrap_err().code,
         Code::ActivityConflict
     );
-    let record = activity_of(&bench.operator, &loaded, record.id.as_str())
+    let record = call(bench.operator.store(), run, record.id.as_str())
         .await
         .unwrap();
     assert_eq!(

@@ -1,0 +1,165 @@
+//! Agents: what they are declared to be, in immutable versions (durable-api §2, §5).
+
+use std::sync::Arc;
+
+use axum::Json as Reply;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::extract::{Auth, Declared, Hosted, Search, Url};
+use super::list::{List, Page};
+use crate::agents::spec::AgentSpec;
+use crate::config::Role;
+use crate::http::auth::Caller;
+use crate::runs::catalog::Version;
+use crate::runs::problem::Problem;
+use crate::runs::view::time;
+
+pub(super) fn router() -> OpenApiRouter {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(put, one, delete))
+        .routes(routes!(versions))
+}
+
+/// One version of an agent.
+#[derive(Serialize, ToSchema)]
+struct AgentObject {
+    /// `agent`.
+    object: &'static str,
+    name: String,
+    /// From 1.
+    version: u64,
+    /// `sha256:…` of the canonical declaration: equal declarations have equal digests.
+    digest: String,
+    created_at: String,
+    #[schema(value_type = AgentSpec)]
+    definition: Arc<AgentSpec>,
+}
+
+impl AgentObject {
+    fn of(version: &Version) -> Self {
+        Self {
+            object: "agent",
+            name: version.name.clone(),
+            version: version.version,
+            digest: version.digest.clone(),
+            created_at: time(version.created_at),
+            definition: Arc::clone(&version.spec),
+        }
+    }
+}
+
+/// Declarations say where secrets stand and whom a tool talks to: they are for who runs the place.
+fn may_read(caller: &Caller) -> Result<(), Problem> {
+    if caller.has(Role::Admin) {
+        return Ok(());
+    }
+    Ok(caller.require(Role::Operator)?)
+}
+
+/// Declares an agent. Role `admin`.
+///
+/// A declaration that differs from the newest version is a new one; runs under way stay with theirs.
+#[utoipa::path(
+    put, path = "/agents/{name}", tag = "agents", operation_id = "put_agent",
+    params(("name" = String, Path)),
+    request_body = AgentSpec,
+    responses(
+        (status = 201, description = "A new version.", body = AgentObject),
+        (status = 200, description = "The newest version has this digest.", body = AgentObject),
+    )
+)]
+async fn put(
+    Auth(caller): Auth,
+    Hosted(runs): Hosted,
+    Url(name): Url<String>,
+    Declared(spec, _held): Declared<AgentSpec>,
+) -> Result<Response, Problem> {
+    caller.require(Role::Admin)?;
+    let (version, new) = runs.catalog().put(&name, spec).await?;
+    runs.restore(&version).await;
+    let status = if new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Reply(AgentObject::of(&version))).into_response())
+}
+
+/// The newest version of each agent, by name. Role `operator`.
+#[utoipa::path(
+    get, path = "/agents", tag = "agents", operation_id = "list_agents",
+    params(Page),
+    responses((status = 200, body = List<AgentObject>))
+)]
+async fn list(
+    Auth(caller): Auth,
+    Hosted(runs): Hosted,
+    Search(page): Search<Page>,
+) -> Result<Reply<List<AgentObject>>, Problem> {
+    may_read(&caller)?;
+    let found = runs
+        .catalog()
+        .list(page.after.as_deref(), page.limit.and_one())
+        .await?;
+    let list = List::of(found, page.limit, |last| last.name.clone());
+    Ok(Reply(list.map(|version| AgentObject::of(&version))))
+}
+
+/// The newest version of an agent. Role `operator`.
+#[utoipa::path(
+    get, path = "/agents/{name}", tag = "agents", operation_id = "get_agent",
+    params(("name" = String, Path)),
+    responses((status = 200, body = AgentObject))
+)]
+async fn one(
+    Auth(caller): Auth,
+    Hosted(runs): Hosted,
+    Url(name): Url<String>,
+) -> Result<Reply<AgentObject>, Problem> {
+    may_read(&caller)?;
+    Ok(Reply(AgentObject::of(&*runs.catalog().newest(&name).await?)))
+}
+
+/// The versions of an agent, the first one first. Role `operator`.
+#[utoipa::path(
+    get, path = "/agents/{name}/versions", tag = "agents", operation_id = "list_agent_versions",
+    params(("name" = String, Path), Page),
+    responses((status = 200, body = List<AgentObject>))
+)]
+async fn versions(
+    Auth(caller): Auth,
+    Hosted(runs): Hosted,
+    Url(name): Url<String>,
+    Search(page): Search<Page>,
+) -> Result<Reply<List<AgentObject>>, Problem> {
+    may_read(&caller)?;
+    let after = page.after.as_deref().map_or(Ok(0), str::parse::<u64>);
+    let after =
+        after.map_err(|_| Problem::invalid("after", "after must be the next_after of the page before."))?;
+    let found = runs
+        .catalog()
+        .versions(&name, after, page.limit.and_one())
+        .await?;
+    let list = List::of(found, page.limit, |last| last.version.to_string());
+    Ok(Reply(list.map(|version| AgentObject::of(&version))))
+}
+
+/// Withdraws an agent. Role `admin`.
+///
+/// Its runs wait, blocked, until it is declared again.
+#[utoipa::path(
+    delete, path = "/agents/{name}", tag = "agents", operation_id = "delete_agent",
+    params(("name" = String, Path)),
+    responses((status = 204))
+)]
+async fn delete(
+    Auth(caller): Auth,
+    Hosted(runs): Hosted,
+    Url(name): Url<String>,
+) -> Result<StatusCode, Problem> {
+    caller.require(Role::Admin)?;
+    runs.catalog().delete(&name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,125 @@
+//! Approvals: which there are, and a person's decision (D76 to D89).
+
+use axum::Json as Reply;
+use axum::response::Response;
+use iop_durable::ids::{RunId, WaitId};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::after::{After, after};
+use super::extract::{Auth, Hosted, Json, Reader, Search, Url};
+use super::list::{Limit, List, cursor, place};
+use crate::agents::journal::ApprovalDecision;
+use crate::runs::people::Decide;
+use crate::runs::people::list::Wanted;
+use crate::runs::problem::Problem;
+use crate::runs::view::{ApprovalObject, ApprovalStatus};
+
+pub(super) fn router() -> OpenApiRouter {
+    OpenApiRouter::new()
+        .routes(routes!(all))
+        .routes(routes!(of_run))
+        .routes(routes!(decide))
+}
+
+/// Which approvals.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Find {
+    status: Option<ApprovalStatus>,
+    /// Of the runs of this agent.
+    agent: Option<String>,
+    /// Rows at most.
+    #[serde(default)]
+    #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 100)]
+    limit: Limit,
+    /// `next_after` of the page before.
+    after: Option<String>,
+}
+
+/// A decision. Who decided is the API key's name, never something in here.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Decision {
+    decision: ApprovalDecision,
+    /// The same id with the same content is answered the same again.
+    decision_id: String,
+    /// Of the call as it is shown: another call is not approved.
+    arguments_digest: String,
+    /// For the model, when the call is denied, and for the record.
+    reason: Option<String>,
+    /// With `edit`: what is sent instead, an object or the text of one.
+    #[schema(value_type = Option<Object>)]
+    edited_arguments: Option<Box<RawValue>>,
+}
+
+/// Approvals over all runs that the key may see, the oldest first. A page may be short of `limit` when there are more.
+#[utoipa::path(get, path = "/approvals", tag = "people", params(Find), responses((status = 200, body = List<ApprovalObject>)))]
+async fn all(
+    Reader(caller): Reader,
+    Hosted(runs): Hosted,
+    Search(find): Search<Find>,
+) -> Result<Reply<List<ApprovalObject>>, Problem> {
+    let start = find.after.as_deref().map(place_of).transpose()?;
+    let status = find.status;
+    let wanted = Wanted {
+        agent: find.agent.as_deref(),
+        armed: status == Some(ApprovalStatus::Pending),
+        fits: &|wait, now| status.is_none_or(|status| ApprovalStatus::of(wait, now) == status),
+    };
+    let (found, next) = runs.approvals(&caller, &wanted, start, find.limit.get()).await?;
+    let mut rows = Vec::with_capacity(found.len());
+    for found in found {
+        rows.extend(
+            runs.shown_approval(runs.engine(found.durable), &found.wait, &found.definition.name)
+                .await?,
+        );
+    }
+    let next = next.map(|(at, run, wait)| cursor(at, &[run.as_str(), wait.as_str()]));
+    Ok(Reply(List::whole(rows).continued(next.is_some(), next)))
+}
+
+fn place_of(after: &str) -> Result<crate::runs::people::list::Place, Problem> {
+    let (at, [run, wait]) = place::<2>(after)?;
+    let invalid = || Problem::invalid("after", "after must be the next_after of the page before.");
+    let run = RunId::new(&run).map_err(|_| invalid())?;
+    let wait = WaitId::new(&wait).map_err(|_| invalid())?;
+    Ok((at, run, wait))
+}
+
+/// The approvals of a run, in the order in which they were asked for.
+#[utoipa::path(get, path = "/runs/{id}/approvals", tag = "people", params(("id" = String, Path)),
+    responses((status = 200, body = List<ApprovalObject>)))]
+async fn of_run(
+    Reader(caller): Reader,
+    Hosted(runs): Hosted,
+    Url(run): Url<String>,
+) -> Result<Reply<List<ApprovalObject>>, Problem> {
+    let rows = runs.approvals_of(&caller, &run).await?;
+    Ok(Reply(List::whole(rows)))
+}
+
+/// Decides an approval. Role `operator`. The decision is stored before anything else happens.
+#[utoipa::path(post, path = "/runs/{id}/approvals/{approval_id}", tag = "people",
+    params(("id" = String, Path), ("approval_id" = String, Path)),
+    request_body = Decision, responses((status = 200, body = After<ApprovalObject>)))]
+async fn decide(
+    Auth(caller): Auth,
+    Hosted(runs): Hosted,
+    Url((run, approval)): Url<(String, String)>,
+    Json(body, _held): Json<Decision>,
+) -> Result<Response, Problem> {
+    let decide = Decide::new(
+        &body.decision_id,
+        body.decision,
+        body.arguments_digest,
+        body.reason,
+        body.edited_arguments.as_deref(),
+    )?;
+    let (object, told) = runs.decide(&caller, &run, &approval, &decide).await?;
+    Ok(after(object, &told.token, told.replayed))
+}

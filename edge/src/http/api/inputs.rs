@@ -1,0 +1,44 @@
+//! What a run asks a person (D74).
+
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::after::{After, after};
+use super::extract::{Auth, Hosted, Json, Url};
+use crate::runs::problem::Problem;
+use crate::runs::view::WaitObject;
+
+pub(super) fn router() -> OpenApiRouter {
+    OpenApiRouter::new().routes(routes!(answer))
+}
+
+/// The answer to an input.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct InputAnswer {
+    /// Held to the schema of the prompt; given to the model as it is.
+    #[schema(value_type = Value)]
+    value: Box<RawValue>,
+    /// The same id with the same value is answered the same again.
+    decision_id: String,
+}
+
+/// Answers an input. Role `operator`.
+#[utoipa::path(post, path = "/runs/{id}/inputs/{input_id}", tag = "people",
+    params(("id" = String, Path), ("input_id" = String, Path)),
+    request_body = InputAnswer, responses((status = 200, body = After<WaitObject>)))]
+async fn answer(
+    Auth(caller): Auth,
+    Hosted(runs): Hosted,
+    Url((run, input)): Url<(String, String)>,
+    Json(body, _held): Json<InputAnswer>,
+) -> Result<Response, Problem> {
+    let told = runs
+        .answer(&caller, &run, &input, &body.decision_id, &body.value)
+        .await?;
+    Ok(after(WaitObject::of(&told.wait), &told.token, told.replayed))
+}

@@ -1,0 +1,149 @@
+//! What a run did so far: its steps, its turns, its committed revisions.
+
+use axum::Json as Reply;
+use iop_durable::ids::{ActivityId, Key, NodeName, Revision};
+use iop_durable::patterns::REASON;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::super::extract::{Hosted, Reader, Search, Url};
+use super::super::list::{List, Page};
+use crate::agents::journal::{MODEL, turn_of};
+use crate::runs::Seen;
+use crate::runs::problem::{Code, Problem};
+use crate::runs::view::{CheckpointObject, HistoryObject, StepObject, TurnObject, current_step, digest};
+
+/// A cursor that is a number.
+fn number(page: &Page) -> Result<u64, Problem> {
+    page.after.as_deref().map_or(Ok(0), |after| {
+        after
+            .parse()
+            .map_err(|_| Problem::invalid("after", "after must be the next_after of the page before."))
+    })
+}
+
+/// The steps of a run, the present one last.
+#[utoipa::path(
+    get, path = "/runs/{id}/steps", tag = "runs", operation_id = "list_steps",
+    params(("id" = String, Path), Page),
+    responses((status = 200, body = List<StepObject>))
+)]
+pub(super) async fn steps(
+    Reader(caller): Reader,
+    Hosted(runs): Hosted,
+    Url(id): Url<String>,
+    Search(page): Search<Page>,
+) -> Result<Reply<List<StepObject>>, Problem> {
+    let after = number(&page)?;
+    let Seen { engine, loaded } = runs.see(&caller, &id).await?;
+    let head = &loaded.head;
+    let stored = engine.store.steps(&head.id, after, page.limit.and_one()).await?;
+    let mut steps: Vec<StepObject> = stored.iter().map(StepObject::of).collect();
+    let all = steps.len() < page.limit.and_one() as usize;
+    let present = current_step(head).filter(|step| all && step.activation > after);
+    // A step that is done again is in the store as well, as it ended the last time.
+    if let Some(present) = present {
+        steps.retain(|step| step.activation != present.activation);
+        steps.push(present);
+    }
+    Ok(Reply(List::of(steps, page.limit, |last| {
+        last.activation.to_string()
+    })))
+}
+
+/// The model turns of a run: what was asked, by digest, and what was answered.
+#[utoipa::path(
+    get, path = "/runs/{id}/turns", tag = "runs", operation_id = "list_turns",
+    params(("id" = String, Path), Page),
+    responses((status = 200, body = List<TurnObject>))
+)]
+pub(super) async fn turns(
+    Reader(caller): Reader,
+    Hosted(runs): Hosted,
+    Url(id): Url<String>,
+    Search(page): Search<Page>,
+) -> Result<Reply<List<TurnObject>>, Problem> {
+    let after = number(&page)?;
+    let Seen { engine, loaded } = runs.see(&caller, &id).await?;
+    let head = &loaded.head;
+    let internal = |_| Problem::new(Code::InternalError, "The turns of this run cannot be addressed.");
+    let node = NodeName::new(REASON).map_err(internal)?;
+    let key = Key::new(MODEL).map_err(internal)?;
+    let mut turns = Vec::new();
+    for n in after.saturating_add(1)..=turn_of(head.activation) {
+        if turns.len() >= page.limit.and_one() as usize {
+            break;
+        }
+        let id = ActivityId::derive(&head.id, &node, 2 * n - 1, &key);
+        if let Some(record) = engine.store.activity(&head.id, &id).await? {
+            turns.push(TurnObject::of(&record));
+        }
+    }
+    Ok(Reply(List::of(turns, page.limit, |last| last.n.to_string())))
+}
+
+/// The committed revisions of a run, the newest first.
+#[utoipa::path(
+    get, path = "/runs/{id}/history", tag = "runs", operation_id = "list_history",
+    params(("id" = String, Path), Page),
+    responses((status = 200, body = List<HistoryObject>))
+)]
+pub(super) async fn history(
+    Reader(caller): Reader,
+    Hosted(runs): Hosted,
+    Url(id): Url<String>,
+    Search(page): Search<Page>,
+) -> Result<Reply<List<HistoryObject>>, Problem> {
+    let before = page
+        .after
+        .as_deref()
+        .map(|after| revision("after", after))
+        .transpose()?;
+    let Seen { engine, loaded } = runs.see(&caller, &id).await?;
+    let found = engine
+        .store
+        .history(&loaded.head.id, before, page.limit.and_one())
+        .await?;
+    let list = List::of(found, page.limit, |last| last.revision.to_string());
+    Ok(Reply(list.map(|checkpoint| HistoryObject::of(&checkpoint))))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DigestQuery {
+    /// Of the revision, as the history has it: `sha256:…`.
+    digest: String,
+}
+
+/// One revision, exactly, with its state.
+#[utoipa::path(
+    get, path = "/runs/{id}/history/{revision}", tag = "runs", operation_id = "get_revision",
+    params(("id" = String, Path), ("revision" = String, Path), DigestQuery),
+    responses((status = 200, body = CheckpointObject))
+)]
+pub(super) async fn checkpoint(
+    Reader(caller): Reader,
+    Hosted(runs): Hosted,
+    Url((id, number)): Url<(String, String)>,
+    Search(query): Search<DigestQuery>,
+) -> Result<Reply<CheckpointObject>, Problem> {
+    let revision = revision("revision", &number)?;
+    let Seen { engine, loaded } = runs.see(&caller, &id).await?;
+    let of = |problem: Problem| problem.of(&id);
+    let found = engine.store.checkpoint(&loaded.head.id, revision).await;
+    let found = found.map_err(|e| of(e.into()))?;
+    if digest(&found.digest) != query.digest {
+        let why = "This revision has another digest.";
+        return Err(of(Problem::new(Code::DigestMismatch, why).at("digest")));
+    }
+    CheckpointObject::of(&found).map(Reply).ok_or_else(|| {
+        let why = "The state of this revision is not kept any more.";
+        of(Problem::new(Code::CheckpointUnavailable, why))
+    })
+}
+
+fn revision(field: &'static str, text: &str) -> Result<Revision, Problem> {
+    text.parse()
+        .map_err(|e: iop_durable::ids::InvalidRevision| Problem::invalid(field, format!("{field}: {e}.")))
+}

@@ -1,0 +1,146 @@
+//! The calls of a run to the world outside, as people look at them: with the name of each tool, which only the turn before it
+//! says, and with what operators decided.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use iop_durable::ids::{ActivityId, Key, NodeName, RunId};
+use iop_durable::patterns::REASON;
+use iop_durable::record::{ActivityRecord, Scope};
+use iop_durable::store::Store;
+use iop_durable::token::ResumeToken;
+
+use super::problem::{Code, Problem};
+use super::view::{ActivityObject, is_shown};
+use super::{Runs, Seen};
+use crate::agents::journal::{MODEL, call_of};
+use crate::agents::turn::TurnAnswer;
+use crate::http::auth::Caller;
+
+/// Activities that are read at once.
+const PAGE: u32 = 200;
+
+/// The names of tools in one run; a turn is read once.
+pub(crate) struct Tools<'a> {
+    store: &'a Arc<dyn Store>,
+    turns: HashMap<u64, Vec<String>>,
+}
+
+impl<'a> Tools<'a> {
+    pub(crate) fn new(store: &'a Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            turns: HashMap::new(),
+        }
+    }
+
+    /// The tool that an activity calls; `None` for what is no call of a turn.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) async fn of(&mut self, record: &ActivityRecord) -> Result<Option<String>, Problem> {
+        let Some((_, ordinal)) = call_of(record.key.as_str()) else {
+            return Ok(None);
+        };
+        if !self.turns.contains_key(&record.activation) {
+            let names = self.turn_before(&record.run, record.activation).await?;
+            self.turns.insert(record.activation, names);
+        }
+        let names = self.turns.get(&record.activation);
+        Ok(names.and_then(|names| names.get(ordinal)).cloned())
+    }
+
+    async fn turn_before(&self, run: &RunId, activation: u64) -> Result<Vec<String>, Problem> {
+        let (Ok(node), Ok(key)) = (NodeName::new(REASON), Key::new(MODEL)) else {
+            return Ok(Vec::new());
+        };
+        let turn = ActivityId::derive(run, &node, activation.saturating_sub(1), &key);
+        let turn = self.store.activity(run, &turn).await?;
+        let output = turn.and_then(|turn| turn.output);
+        let answer = output.and_then(|output| serde_json::from_slice::<TurnAnswer>(output.bytes()).ok());
+        let calls = answer.map_or_else(Vec::new, |answer| answer.tool_calls);
+        Ok(calls.into_iter().map(|call| call.name).collect())
+    }
+}
+
+impl Runs {
+    /// The calls of a run, in order: at most `limit` behind this one, and the last of them when there are more.
+    ///
+    /// # Errors
+    /// `run_not_found`, `run_deleted`; `invalid_request` at `after`; the store's.
+    pub(crate) async fn activities(
+        &self,
+        caller: &Caller,
+        run: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<(Vec<ActivityObject>, Option<String>), Problem> {
+        let Seen { engine, loaded } = self.see(caller, run).await?;
+        let (store, run) = (&engine.store, &loaded.head.id);
+        let mut after = match after {
+            None => None,
+            Some(text) => {
+                let unknown =
+                    || Problem::invalid("after", "after must be the next_after of the page before.");
+                let id = ActivityId::new(text).map_err(|_| unknown())?;
+                Some(store.activity(run, &id).await?.ok_or_else(unknown)?.id)
+            }
+        };
+        let mut records = Vec::new();
+        let more = loop {
+            let page = store.activities(run, after, PAGE).await?;
+            let full = page.len() as u64 >= u64::from(PAGE);
+            after = page.last().map(|record| record.id.clone());
+            records.extend(page.into_iter().filter(is_shown));
+            if records.len() as u64 > u64::from(limit) {
+                records.truncate(limit as usize);
+                break true;
+            }
+            if !full {
+                break false;
+            }
+        };
+        let decisions = store.decisions(run, &Scope::Operator).await?;
+        let mut tools = Tools::new(store);
+        let mut shown = Vec::with_capacity(records.len());
+        for record in &records {
+            let tool = tools.of(record).await?;
+            shown.push(ActivityObject::of(record, tool, &decisions));
+        }
+        let last = records
+            .last()
+            .filter(|_| more)
+            .map(|record| record.id.to_string());
+        Ok((shown, last))
+    }
+
+    /// One call of a run, and the run's token.
+    ///
+    /// # Errors
+    /// `run_not_found`, `run_deleted`, `activity_not_found`; the store's.
+    pub(crate) async fn activity(
+        &self,
+        caller: &Caller,
+        run: &str,
+        activity: &str,
+    ) -> Result<(ActivityObject, ResumeToken), Problem> {
+        let Seen { engine, loaded } = self.see(caller, run).await?;
+        let (store, run) = (&engine.store, &loaded.head.id);
+        let record = call(store, run, activity).await?;
+        let decisions = store.decisions(run, &Scope::Operator).await?;
+        let tool = Tools::new(store).of(&record).await?;
+        Ok((ActivityObject::of(&record, tool, &decisions), loaded.head.token()))
+    }
+}
+
+/// A call that people may look at and decide about.
+///
+/// # Errors
+/// `activity_not_found`; the store's.
+pub(crate) async fn call(store: &Arc<dyn Store>, run: &RunId, id: &str) -> Result<ActivityRecord, Problem> {
+    let not_found =
+        || Problem::new(Code::ActivityNotFound, "This run has no such activity.").of(run.as_str());
+    let id = ActivityId::new(id).map_err(|_| not_found())?;
+    let record = store.activity(run, &id).await?;
+    record.filter(is_shown).ok_or_else(not_found)
+}
