@@ -61,7 +61,7 @@ impl Test {
             .into_iter()
             .map(|listed| match listed {
                 Listed::Run { head, .. } => head.id,
-                Listed::Corrupt { run, why } => panic!("{run}: {why}"),
+                Listed::Corrupt { run, why, .. } => panic!("{run}: {why}"),
             })
             .collect()
     }

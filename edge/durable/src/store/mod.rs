@@ -248,7 +248,12 @@ pub struct RunFilter {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Listed {
     Run { head: Box<RunHead>, inbox: Inbox },
-    Corrupt { run: RunId, why: String },
+    Corrupt {
+        run: RunId,
+        /// Its place in the list.
+        created_at: Timestamp,
+        why: String,
+    },
 }
 
 /// Work that is due or will be: found, not accepted (D160, D175).

@@ -104,7 +104,7 @@ impl HeadCells {
 macro_rules! listed_columns {
     ($none:expr) => {
         concat!(
-            "r.run_id, r.quarantine, ",
+            "r.run_id, r.created_at, r.quarantine, ",
             $crate::store::rows::head_columns!($none)
         )
     };
@@ -114,9 +114,17 @@ pub(super) use listed_columns;
 /// A row of a list. What is corrupt is named.
 pub(super) fn listed(row: &dyn Row) -> Result<Listed, StoreError> {
     let mut cells = Cells::new(row);
-    let (run, quarantine) = (cells.run()?, cells.get()?);
+    let run = cells.run()?;
+    // A damaged one must not hide the rows after it.
+    let created_at = cells.get().unwrap_or_default();
+    let created_at = Timestamp::from_millis(created_at).unwrap_or(Timestamp::MIN);
+    let quarantine = cells.get()?;
     if let Some(why) = quarantine {
-        return Ok(Listed::Corrupt { run, why });
+        return Ok(Listed::Corrupt {
+            run,
+            created_at,
+            why,
+        });
     }
     let opened = head(&mut cells).and_then(|head| head.open_head(&run));
     Ok(match opened {
@@ -126,6 +134,7 @@ pub(super) fn listed(row: &dyn Row) -> Result<Listed, StoreError> {
         },
         Err(error) => Listed::Corrupt {
             run,
+            created_at,
             why: error.to_string(),
         },
     })

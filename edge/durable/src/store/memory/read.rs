@@ -189,7 +189,7 @@ impl Tables {
         Ok(found
             .into_iter()
             .take(filter.limit as usize)
-            .map(|(_, run, rows)| rows.listed(run))
+            .map(|(created_at, run, rows)| rows.listed(run, created_at))
             .collect())
     }
 
@@ -252,10 +252,11 @@ impl RunRows {
                 .is_none_or(|before| self.due_at.is_some_and(|due_at| due_at < before))
     }
 
-    fn listed(&self, run: &RunId) -> Listed {
+    fn listed(&self, run: &RunId, created_at: Timestamp) -> Listed {
         if let Some(why) = &self.inbox.quarantine {
             return Listed::Corrupt {
                 run: run.clone(),
+                created_at,
                 why: why.clone(),
             };
         }
@@ -266,6 +267,7 @@ impl RunRows {
             },
             Err(error) => Listed::Corrupt {
                 run: run.clone(),
+                created_at,
                 why: error.to_string(),
             },
         }

@@ -26,7 +26,7 @@ async fn listed(store: &dyn Store) -> (Vec<String>, Vec<String>) {
     for row in all(store).await {
         match row {
             Listed::Run { head, .. } => healthy.push(head.id.as_str().to_owned()),
-            Listed::Corrupt { run, why } => {
+            Listed::Corrupt { run, why, .. } => {
                 assert!(!why.is_empty());
                 corrupt.push(run.as_str().to_owned());
             }
@@ -254,13 +254,14 @@ pub async fn a_run_set_aside_is_listed_with_its_reason_and_freed_when_whole(fixt
     let id = queued(&*store, "r").await;
     store.quarantine(&id, "a journal of another run").await.unwrap();
     let rows = all(&*store).await;
-    let [Listed::Corrupt { run, why }] = &rows[..] else {
+    let [Listed::Corrupt { run, created_at, why }] = &rows[..] else {
         panic!("{rows:?}");
     };
     assert_eq!((run, why.as_str()), (&id, "a journal of another run"));
     refused(store.acquire(&id, lease_for("worker", LONG)).await, "corrupt");
     // Its head can still be looked at.
     let loaded = store.load(&id).await.unwrap();
+    assert_eq!(*created_at, loaded.head.created_at);
     assert_eq!(
         loaded.inbox.quarantine.as_deref(),
         Some("a journal of another run")

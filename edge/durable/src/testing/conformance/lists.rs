@@ -18,7 +18,7 @@ async fn ids(store: &dyn Store, filter: RunFilter) -> Vec<String> {
         .into_iter()
         .map(|row| match row {
             Listed::Run { head, .. } => head.id.as_str().to_owned(),
-            Listed::Corrupt { run, why } => panic!("{run}: {why}"),
+            Listed::Corrupt { run, why, .. } => panic!("{run}: {why}"),
         })
         .collect()
 }
