@@ -37,7 +37,7 @@ use crate::time::Timestamp;
 pub struct WaitSpec {
     pub key: Key,
     pub correlation: CorrelationId,
-    /// An approval, an input, an event or a timer.
+    /// An approval, an input, an event, a timer or children.
     pub kind: WaitingKind,
     pub continuation: Continuation,
     pub labels: WaitLabels,

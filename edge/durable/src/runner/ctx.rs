@@ -514,7 +514,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// `Approval` when not said; `Input`, `Event` or `Timer`.
+    /// `Approval` when not said; `Input`, `Event`, `Timer` or `Children`.
     pub fn kind(mut self, kind: WaitingKind) -> Self {
         self.kind = kind;
         self

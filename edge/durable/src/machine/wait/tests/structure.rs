@@ -10,7 +10,7 @@ fn only_sound_waits_are_armed() {
             kind: *kind,
             ..spec()
         };
-        let allowed = ["approval", "input", "event", "timer"].contains(&kind.as_str());
+        let allowed = ["approval", "input", "event", "timer", "children"].contains(&kind.as_str());
         let expected = if allowed {
             Ok(())
         } else {
@@ -168,7 +168,7 @@ fn what_the_machine_made_is_valid_and_what_it_cannot_make_is_not() {
         over(at_address(4, 1)),
         over(at_address(0, 1)),
         over(at_address(2, 0)),
-        turned(|w| w.kind = WaitingKind::Children, &armed),
+        turned(|w| w.kind = WaitingKind::Retry, &armed),
         turned(|w| w.labels.matcher.clear(), &armed),
         turned(
             |w| {
