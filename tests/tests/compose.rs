@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use iop_tests::client::{Client, sse_data};
+use iop_tests::postgres::{Options, Postgres};
 use iop_tests::process::{Process, binary, finish};
 use iop_tests::{eventually, fixtures, run};
 use serde_json::Value;
@@ -68,6 +69,18 @@ impl Service {
         }
     }
 
+    /// What has to be there before it: a list of names, or a condition by name.
+    fn depends_on(&self) -> Vec<String> {
+        match self.at["depends_on"].as_object() {
+            None => strings(&self.at["depends_on"]),
+            Some(conditions) => conditions
+                .iter()
+                .inspect(|(_, how)| assert_eq!(how["condition"], "service_healthy"))
+                .map(|(name, _)| name.clone())
+                .collect(),
+        }
+    }
+
     /// Services whose image is built here, each after those it depends on.
     fn ours(compose: &Value) -> Vec<Self> {
         let mut left: Vec<Self> = compose["services"]
@@ -80,9 +93,9 @@ impl Service {
         let mut ordered: Vec<Self> = Vec::new();
         while !left.is_empty() {
             let next = left.iter().position(|s| {
-                strings(&s.at["depends_on"])
+                s.depends_on()
                     .iter()
-                    .all(|d| ordered.iter().any(|o| o.name == *d))
+                    .all(|d| !left.iter().any(|other| other.name == *d))
             });
             ordered.push(left.remove(next.expect("no circle of dependencies")));
         }
@@ -172,6 +185,7 @@ fn stage(name: &str) -> Vec<String> {
 struct Running {
     dir: TempDir,
     services: Vec<(Service, Process)>,
+    database: Database,
     /// `service:port` of the file, to the address where it really listens.
     listens: BTreeMap<String, String>,
     /// The same, for listeners that serve metrics alone.
@@ -190,13 +204,17 @@ fn listener(section: &str, key: &str) -> Option<&'static str> {
 
 impl Running {
     async fn start() -> Self {
+        let compose = compose();
+        let database = Database::start(&Service::of(&compose, "postgres")).await;
+        let listens = BTreeMap::from([("postgres:5432".to_owned(), database.address())]);
         let mut running = Self {
             dir: tempfile::tempdir().unwrap(),
             services: Vec::new(),
-            listens: BTreeMap::new(),
+            database,
+            listens,
             metrics: Vec::new(),
         };
-        for service in Service::ours(&compose()) {
+        for service in Service::ours(&compose) {
             running.add(service).await;
         }
         running
@@ -321,6 +339,89 @@ impl Running {
     }
 }
 
+/// The PostgreSQL of the file: its user, its database and its password, asked for as the image asks for it.
+struct Database {
+    server: Postgres,
+    user: String,
+    name: String,
+    password: String,
+}
+
+impl Database {
+    async fn start(service: &Service) -> Self {
+        let env: BTreeMap<String, String> = service.env().into_iter().collect();
+        let options = Options {
+            tcp: true,
+            ..Options::default()
+        };
+        let server = Postgres::with(options).await;
+        let (user, password) = (env["POSTGRES_USER"].clone(), env["POSTGRES_PASSWORD"].clone());
+        let name = env["POSTGRES_DB"].clone();
+        server.sql(&format!("CREATE DATABASE {name}")).unwrap();
+        // The last words that the server takes without a password.
+        let rule = "host all all all scram-sha-256";
+        server
+            .sql(&format!(
+                "ALTER ROLE {user} PASSWORD '{password}'; \
+                 DO $$ BEGIN EXECUTE format('COPY (SELECT %L) TO %L', '{rule}', current_setting('hba_file')); END $$; \
+                 SELECT pg_reload_conf()"
+            ))
+            .unwrap();
+        let database = Self {
+            server,
+            user,
+            name,
+            password,
+        };
+        eventually("a password is asked for", Duration::from_secs(10), || async {
+            match database.psql("wrong", "SELECT 1") {
+                Ok(answer) => Err(answer),
+                Err(_) => database.psql(&database.password, "SELECT 1"),
+            }
+        })
+        .await;
+        database
+    }
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.server.port().unwrap())
+    }
+
+    fn psql(&self, password: &str, sql: &str) -> Result<String, String> {
+        let output = std::process::Command::new("psql")
+            .args([
+                "-X",
+                "-q",
+                "-A",
+                "-t",
+                "-w",
+                "-v",
+                "ON_ERROR_STOP=1",
+                "-c",
+                sql,
+                "-d",
+            ])
+            .arg(format!(
+                "postgres://{}@{}/{}",
+                self.user,
+                self.address(),
+                self.name
+            ))
+            .env("PGPASSWORD", password)
+            .output()
+            .unwrap();
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    fn sql(&self, sql: &str) -> String {
+        self.psql(&self.password, sql).unwrap()
+    }
+}
+
 /// The file as it is, listening everywhere, is accepted with the service's environment.
 async fn check(program: &str, file: &Path, env: &[(String, String)]) {
     let finished = finish(
@@ -391,6 +492,62 @@ fn the_composed_stack_answers_from_both_nodes_and_leaves_in_time() {
             assert!(status.success(), "{}: {status}", service.name);
         }
     });
+}
+
+/// The edge keeps its runs where the file says, with the password of the environment.
+#[test]
+fn runs_of_the_composed_stack_are_kept_in_postgres() {
+    run(120, async {
+        let stack = Running::start().await;
+        stack.serves().await;
+        let edge = stack.edge();
+        let body = serde_json::json!({"agent": "greeter", "input": "hi"});
+        let answer = edge.post("/api/v1/runs?wait=30s", &body).await;
+        let ended = answer.json();
+        assert_eq!(
+            (answer.status(), &ended["status"]),
+            (200, &"succeeded".into()),
+            "{ended}"
+        );
+        let output = ended["outcome"]["output"].as_str().unwrap();
+        assert!(output.starts_with("Hello from node-"), "{output}");
+        let id = ended["id"].as_str().unwrap();
+        assert_eq!(
+            stack
+                .database
+                .sql(&format!("SELECT status FROM runs WHERE run_id = '{id}'")),
+            "succeeded"
+        );
+    });
+}
+
+#[test]
+fn the_database_is_pinned_checked_kept_and_published_nowhere() {
+    let compose = compose();
+    let postgres = Service::of(&compose, "postgres");
+    let image = postgres.at["image"].as_str().unwrap();
+    assert!(image.starts_with("postgres:17."), "{image}");
+    assert!(postgres.at.get("ports").is_none());
+    let kept = &strings(&postgres.at["volumes"])[0];
+    let (volume, place) = kept.split_once(':').unwrap();
+    assert!(compose["volumes"].get(volume).is_some(), "{kept}");
+    assert_eq!(
+        place, "/var/lib/postgresql/data",
+        "where this image keeps its data"
+    );
+    let test = strings(&postgres.at["healthcheck"]["test"]);
+    assert_eq!(test[..2], ["CMD", "pg_isready"]);
+    let edge = Service::of(&compose, "edge");
+    assert_eq!(edge.depends_on(), ["postgres"]);
+    let password = |service: &Service, name: &str| {
+        let env: BTreeMap<String, String> = service.env().into_iter().collect();
+        env[name].clone()
+    };
+    assert_eq!(
+        password(&edge, "PGPASSWORD"),
+        password(&postgres, "POSTGRES_PASSWORD")
+    );
+    assert!(!read("deploy/edge.toml").contains(&password(&edge, "PGPASSWORD")));
 }
 
 #[test]

@@ -331,6 +331,32 @@ fn every_query_names_series_labels_and_values_that_exist() {
 }
 
 #[test]
+fn every_series_of_ours_is_on_a_dashboard() {
+    run(60, async {
+        let exposed = Exposed::now().await;
+        let shown: BTreeSet<String> = dashboards()
+            .iter()
+            .flat_map(|(_, dashboard)| panels(dashboard))
+            .flat_map(|panel| panel["targets"].as_array().cloned().unwrap_or_default())
+            .flat_map(|target| names(target["expr"].as_str().unwrap()).selectors)
+            .map(|selector| selector.metric)
+            .collect();
+        let of_histogram = ["", "_bucket", "_count", "_sum"];
+        let hidden: Vec<&String> = exposed
+            .types
+            .keys()
+            .filter(|name| name.starts_with("iop_"))
+            .filter(|name| {
+                !of_histogram
+                    .iter()
+                    .any(|part| shown.contains(&format!("{name}{part}")))
+            })
+            .collect();
+        assert!(hidden.is_empty(), "{hidden:?}");
+    });
+}
+
+#[test]
 fn every_query_is_valid_promql() {
     let dir = tempfile::tempdir().unwrap();
     let mut rules = String::from("groups:\n  - name: queries\n    rules:\n");
