@@ -111,7 +111,7 @@ fn ends_once(id: &str, run: &Value, events: &[Value]) {
     let life = run["life"].as_u64().unwrap();
     for n in 1..=life {
         let of_life: Vec<&Value> = events.iter().filter(|e| e["life"] == n).collect();
-        let ends = of_life.iter().copied().filter(|e| terminal(&e)).count();
+        let ends = of_life.iter().copied().filter(terminal).count();
         let over = n < life || TERMINAL.contains(&run["status"].as_str().unwrap());
         assert_eq!(
             ends,
