@@ -56,7 +56,7 @@ struct Resolution {
 struct Nothing {}
 
 /// The calls of a run, in order.
-#[utoipa::path(get, path = "/runs/{id}/activities", tag = "outside", params(("id" = String, Path), Page),
+#[utoipa::path(get, path = "/runs/{id}/activities", tag = "outside", operation_id = "list_activities", params(("id" = String, Path), Page),
     responses((status = 200, body = List<ActivityObject>)))]
 async fn of_run(
     Reader(caller): Reader,
@@ -71,7 +71,7 @@ async fn of_run(
 }
 
 /// One call of a run.
-#[utoipa::path(get, path = "/runs/{id}/activities/{activity_id}", tag = "outside",
+#[utoipa::path(get, path = "/runs/{id}/activities/{activity_id}", tag = "outside", operation_id = "get_activity",
     params(("id" = String, Path), ("activity_id" = String, Path)), responses((status = 200, body = ActivityObject)))]
 async fn one(
     Reader(caller): Reader,
@@ -84,7 +84,7 @@ async fn one(
 
 /// Asks the callee whether a call of unknown effect was carried out, as its tool declares. Evidence lets the run go on; without any
 /// the call stays unknown. Role `operator`.
-#[utoipa::path(post, path = "/runs/{id}/activities/{activity_id}/reconcile", tag = "outside",
+#[utoipa::path(post, path = "/runs/{id}/activities/{activity_id}/reconcile", tag = "outside", operation_id = "reconcile_activity",
     params(("id" = String, Path), ("activity_id" = String, Path)),
     request_body(content = Option<Nothing>), responses((status = 200, body = After<ActivityObject>)))]
 async fn reconcile(
@@ -99,7 +99,7 @@ async fn reconcile(
 }
 
 /// Settles a call of unknown effect by hand. Role `operator`.
-#[utoipa::path(post, path = "/runs/{id}/activities/{activity_id}/resolve", tag = "outside",
+#[utoipa::path(post, path = "/runs/{id}/activities/{activity_id}/resolve", tag = "outside", operation_id = "resolve_activity",
     params(("id" = String, Path), ("activity_id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body = Resolution, responses((status = 200, body = After<ActivityObject>)))]
 async fn resolve(

@@ -44,7 +44,7 @@ struct Find {
 /// A decision. Who decided is the API key's name, never something in here.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Decision {
+struct DecisionBody {
     decision: ApprovalDecision,
     /// The same id with the same content is answered the same again.
     decision_id: String,
@@ -58,7 +58,7 @@ struct Decision {
 }
 
 /// Approvals over all runs that the key may see, the oldest first. A page may be short of `limit` when there are more.
-#[utoipa::path(get, path = "/approvals", tag = "people", params(Find), responses((status = 200, body = List<ApprovalObject>)))]
+#[utoipa::path(get, path = "/approvals", tag = "people", operation_id = "list_approvals", params(Find), responses((status = 200, body = List<ApprovalObject>)))]
 async fn all(
     Reader(caller): Reader,
     Hosted(runs): Hosted,
@@ -92,7 +92,7 @@ fn place_of(after: &str) -> Result<crate::runs::people::list::Place, Problem> {
 }
 
 /// The approvals of a run, in the order in which they were asked for.
-#[utoipa::path(get, path = "/runs/{id}/approvals", tag = "people", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/runs/{id}/approvals", tag = "people", operation_id = "list_run_approvals", params(("id" = String, Path)),
     responses((status = 200, body = List<ApprovalObject>)))]
 async fn of_run(
     Reader(caller): Reader,
@@ -104,14 +104,14 @@ async fn of_run(
 }
 
 /// Decides an approval. Role `operator`. The decision is stored before anything else happens.
-#[utoipa::path(post, path = "/runs/{id}/approvals/{approval_id}", tag = "people",
+#[utoipa::path(post, path = "/runs/{id}/approvals/{approval_id}", tag = "people", operation_id = "decide_approval",
     params(("id" = String, Path), ("approval_id" = String, Path)),
-    request_body = Decision, responses((status = 200, body = After<ApprovalObject>)))]
+    request_body = DecisionBody, responses((status = 200, body = After<ApprovalObject>)))]
 async fn decide(
     Auth(caller): Auth,
     Hosted(runs): Hosted,
     Url((run, approval)): Url<(String, String)>,
-    Json(body, _held): Json<Decision>,
+    Json(body, _held): Json<DecisionBody>,
 ) -> Result<Response, Problem> {
     let decide = Decide::new(
         &body.decision_id,

@@ -41,7 +41,7 @@ pub(super) struct Search<T>(pub(super) T);
 /// A JSON body, and the memory it is accounted for.
 pub(super) struct Json<T>(pub(super) T, pub(super) Reservation);
 
-/// A JSON body that may be absent.
+/// A JSON body that may be absent, or null.
 pub(super) struct MaybeJson<T>(pub(super) T, pub(super) Reservation);
 
 /// A JSON body that declares something: what does not fit is an invalid definition, not an invalid request.
@@ -133,12 +133,11 @@ impl<S: Sync, T: DeserializeOwned + Default> FromRequest<S> for MaybeJson<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
         let (bytes, held) = read(request).await?;
-        let value = if bytes.is_empty() {
-            T::default()
-        } else {
-            json(&bytes)?
+        let value = match &bytes[..] {
+            b"" => None,
+            body => json::<Option<T>>(body)?,
         };
-        Ok(Self(value, held))
+        Ok(Self(value.unwrap_or_default(), held))
     }
 }
 

@@ -28,7 +28,7 @@ struct InputAnswer {
 }
 
 /// Answers an input. Role `operator`.
-#[utoipa::path(post, path = "/runs/{id}/inputs/{input_id}", tag = "people",
+#[utoipa::path(post, path = "/runs/{id}/inputs/{input_id}", tag = "people", operation_id = "answer_input",
     params(("id" = String, Path), ("input_id" = String, Path)),
     request_body = InputAnswer, responses((status = 200, body = After<WaitObject>)))]
 async fn answer(

@@ -65,7 +65,7 @@ struct Evaluation {
 /// A request for an end.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Cancellation {
+struct RunCancellation {
     reason: String,
     /// The same id with the same reason is answered the same again.
     cancel_id: String,
@@ -73,7 +73,7 @@ struct Cancellation {
 
 /// Lets a run go on: it is queued when this is answered. A run that has succeeded is answered with its stored outcome. With
 /// `Accept: text/event-stream` the run is followed from here.
-#[utoipa::path(post, path = "/runs/{id}/resume", tag = "runs",
+#[utoipa::path(post, path = "/runs/{id}/resume", tag = "runs", operation_id = "resume_run",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body(content = Option<Resumption>),
     responses((status = 202, body = RunObject), (status = 200, description = "The stored outcome, or a stream.", body = RunObject)))]
@@ -113,7 +113,7 @@ async fn resume(
 }
 
 /// What a resume with this body would meet, and the token to use. Changes nothing.
-#[utoipa::path(post, path = "/runs/{id}/resume/evaluate", tag = "runs",
+#[utoipa::path(post, path = "/runs/{id}/resume/evaluate", tag = "runs", operation_id = "evaluate_resume",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body(content = Option<Resumption>), responses((status = 200, body = Evaluation)))]
 async fn evaluate(
@@ -171,14 +171,14 @@ async fn with_waits(problem: Problem, preflight: &Preflight<'_>) -> Result<Probl
 }
 
 /// Asks for the end of a run; it is stored when this is answered. 200 when the run is over by then.
-#[utoipa::path(post, path = "/runs/{id}/cancel", tag = "runs", params(("id" = String, Path)),
-    request_body = Cancellation,
+#[utoipa::path(post, path = "/runs/{id}/cancel", tag = "runs", operation_id = "cancel_run", params(("id" = String, Path)),
+    request_body = RunCancellation,
     responses((status = 202, body = RunObject), (status = 200, description = "It is over.", body = RunObject)))]
 async fn cancel(
     Auth(caller): Auth,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
-    Json(body, _held): Json<Cancellation>,
+    Json(body, _held): Json<RunCancellation>,
 ) -> Result<Response, Problem> {
     let cancel = Cancel::new(&body.cancel_id, body.reason)?;
     let cancelled = runs.cancel(&caller, &run, &cancel).await?;
@@ -193,7 +193,7 @@ async fn cancel(
 }
 
 /// Removes a run that is over and that nobody works on. Its id stays taken. Role `admin`.
-#[utoipa::path(delete, path = "/runs/{id}", tag = "runs", params(("id" = String, Path)), responses((status = 204)))]
+#[utoipa::path(delete, path = "/runs/{id}", tag = "runs", operation_id = "delete_run", params(("id" = String, Path)), responses((status = 204)))]
 async fn delete(
     Auth(caller): Auth,
     Hosted(runs): Hosted,

@@ -55,7 +55,7 @@ struct Delivered {
 /// A wait that will not be answered.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Cancellation {
+struct WaitCancellation {
     /// The same id with the same content is answered the same again.
     cancel_id: String,
     reason: String,
@@ -66,7 +66,7 @@ struct Cancellation {
 }
 
 /// The waits of a run, whatever became of them, in order of their arming. Approvals have a list of their own.
-#[utoipa::path(get, path = "/runs/{id}/waits", tag = "outside", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/runs/{id}/waits", tag = "outside", operation_id = "list_waits", params(("id" = String, Path)),
     responses((status = 200, body = List<WaitObject>)))]
 async fn of_run(
     Reader(caller): Reader,
@@ -78,7 +78,7 @@ async fn of_run(
 }
 
 /// Delivers to one wait. Role `operator`.
-#[utoipa::path(post, path = "/runs/{id}/waits/{wait_id}/deliveries", tag = "outside",
+#[utoipa::path(post, path = "/runs/{id}/waits/{wait_id}/deliveries", tag = "outside", operation_id = "deliver_to_wait",
     params(("id" = String, Path), ("wait_id" = String, Path)),
     request_body = Delivery, responses((status = 200, body = Delivered)))]
 async fn deliver(
@@ -93,7 +93,7 @@ async fn deliver(
 }
 
 /// Delivers to the one wait that is armed for this correlation id.
-#[utoipa::path(post, path = "/events", tag = "outside", request_body = Delivery,
+#[utoipa::path(post, path = "/events", tag = "outside", operation_id = "deliver_event", request_body = Delivery,
     responses((status = 200, body = Delivered)))]
 async fn event(
     Auth(caller): Auth,
@@ -122,15 +122,15 @@ async fn delivered(runs: &Runs, caller: &Caller, told: &Told) -> Result<Response
 }
 
 /// Cancels a wait, and with it the run: it ends `cancelled`. Role `operator`.
-#[utoipa::path(post, path = "/runs/{id}/waits/{wait_id}/cancel", tag = "outside",
+#[utoipa::path(post, path = "/runs/{id}/waits/{wait_id}/cancel", tag = "outside", operation_id = "cancel_wait",
     params(("id" = String, Path), ("wait_id" = String, Path), ("If-Match" = Option<String>, Header)),
-    request_body = Cancellation, responses((status = 200, body = RunObject)))]
+    request_body = WaitCancellation, responses((status = 200, body = RunObject)))]
 async fn cancel(
     Auth(caller): Auth,
     Hosted(runs): Hosted,
     Url((run, wait)): Url<(String, String)>,
     headers: HeaderMap,
-    Json(body, _held): Json<Cancellation>,
+    Json(body, _held): Json<WaitCancellation>,
 ) -> Result<Response, Problem> {
     let give_up = GiveUp::new(&body.cancel_id, body.reason, body.evidence)?;
     let given = |run: &_| token(run, body.resume_token.as_deref(), headers.get(IF_MATCH));
