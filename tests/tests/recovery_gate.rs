@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use iop_tests::llm::{self, Say};
 use iop_tests::run;
-use iop_tests::runs::agents::{WORKER, agent, both};
+use iop_tests::runs::agents::{FRAGILE, WORKER, agent, all};
 use iop_tests::runs::{Db, Options, Stubs, World};
 use iop_tests::tool_stub::Answer;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ effect = "idempotent"
 "#,
         llm::MODEL
     );
-    format!("{}{strict}{chief}", both(stubs))
+    format!("{}{strict}{chief}", all(stubs))
 }
 
 async fn two_edges() -> World {
@@ -116,11 +116,11 @@ fn recovery_gate_duplicate_resumes_start_a_run_once() {
         );
         let reserve = world.stubs.tools.received("/reserve");
         reserve.close();
-        let run = world.api_of(0).run(WORKER, "again").await;
+        let run = world.api_of(0).run(FRAGILE, "again").await;
         reserve.reached(1).await;
-        world.stubs.llm.next(vec![Say::status(429); 2]);
+        world.stubs.llm.next(vec![Say::status(429)]);
         reserve.open();
-        let failed = world.api_of(0).until(&run, &["failed", "exhausted"]).await;
+        let failed = world.api_of(0).over(&run).await;
         assert_eq!(failed["resumable"], true, "{failed}");
         world.kill_and_restart(0).await;
         let body = json!({"resume_token": failed["resume_token"]});

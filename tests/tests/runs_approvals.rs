@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use iop_tests::llm::{self, Say};
 use iop_tests::mcp_stub::Reply;
 use iop_tests::run;
-use iop_tests::runs::agents::{GUARDED, WORKER, both};
+use iop_tests::runs::agents::{GUARDED, WORKER, all};
 use iop_tests::runs::{BOSS, Db, OTHER, OWNER, Options, World, waiting_ids};
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ async fn paused(world: &World, input: &str) -> (String, Value) {
 fn an_approval_outlives_its_process_and_runs_what_was_asked() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             let (run, on) = paused(&world, "ship").await;
             assert_eq!(
                 (&on["tool"], &on["call_id"], &on["arguments"]),
@@ -74,7 +74,7 @@ fn an_approval_outlives_its_process_and_runs_what_was_asked() {
 fn a_decision_is_not_asked_for_twice() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             world.stubs.tools.honour_keys("/charge");
             world.stubs.llm.plays(
                 "pay",
@@ -105,7 +105,7 @@ fn a_decision_is_not_asked_for_twice() {
 #[test]
 fn a_rule_decides_who_is_asked_and_fails_closed() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         world.stubs.llm.plays(
             "rules",
             vec![
@@ -160,7 +160,7 @@ fn a_rule_decides_who_is_asked_and_fails_closed() {
 #[test]
 fn a_denied_call_is_not_made_and_the_model_is_told_why() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         let (run, on) = paused(&world, "no").await;
         let api = world.api();
         let path = format!("/runs/{run}/approvals/{}", on["id"].as_str().unwrap());
@@ -188,7 +188,7 @@ fn a_denied_call_is_not_made_and_the_model_is_told_why() {
 #[test]
 fn a_decision_has_to_be_about_this_run_and_this_call_by_somebody_who_may() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         let (one, on_one) = paused(&world, "one").await;
         let (two, on_two) = paused(&world, "two").await;
         let api = world.api();
@@ -226,7 +226,7 @@ fn a_decision_has_to_be_about_this_run_and_this_call_by_somebody_who_may() {
 #[test]
 fn others_do_not_see_a_run() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         let api = world.api();
         let run = api.with_key(OWNER).run(WORKER, "mine").await;
         api.succeeded(&run).await;
@@ -248,7 +248,7 @@ fn others_do_not_see_a_run() {
 #[test]
 fn a_repeated_decision_is_answered_again_and_another_one_loses() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         let (run, on) = paused(&world, "twice").await;
         let api = world.api();
         assert_eq!(api.decide(&run, &on, "approve", "d1").await.status(), 200);
@@ -274,7 +274,7 @@ fn a_repeated_decision_is_answered_again_and_another_one_loses() {
 fn fifty_decisions_at_once_have_one_winner() {
     run(120, async {
         for db in Db::BOTH {
-            let world = World::start(db, both).await;
+            let world = World::start(db, all).await;
             let (run, on) = paused(&world, "race").await;
             let api = world.api();
             let decisions = (0..50).map(|n| {
@@ -305,7 +305,7 @@ fn fifty_decisions_at_once_have_one_winner() {
 #[test]
 fn an_approval_is_for_a_call_and_not_for_a_tool() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         world.stubs.llm.plays(
             "edit",
             vec![
@@ -338,7 +338,7 @@ fn an_approval_is_for_a_call_and_not_for_a_tool() {
 fn parallel_gated_calls_are_decided_one_by_one() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             // The ids of the model repeat: the place in the turn tells them apart.
             world.stubs.llm.plays(
                 "three",
@@ -391,7 +391,7 @@ fn parallel_gated_calls_are_decided_one_by_one() {
 #[test]
 fn a_store_that_fails_lets_nothing_run_and_loses_nothing() {
     run(120, async {
-        let mut world = World::start(Db::Postgres, both).await;
+        let mut world = World::start(Db::Postgres, all).await;
         world.stubs.llm.asked.close();
         world.stubs.llm.plays(
             "outage",
@@ -434,7 +434,7 @@ fn a_store_that_fails_lets_nothing_run_and_loses_nothing() {
 #[test]
 fn a_plain_resume_does_not_pass_an_approval() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         let (run, on) = paused(&world, "wait").await;
         let api = world.api();
         let refused = api.resume(&run).await;
@@ -463,7 +463,7 @@ fn a_plain_resume_does_not_pass_an_approval() {
 #[test]
 fn an_input_is_asked_for_and_given_once() {
     run(60, async {
-        let mut world = World::start(Db::Sqlite, both).await;
+        let mut world = World::start(Db::Sqlite, all).await;
         world.stubs.llm.plays(
             "ask",
             vec![
@@ -514,7 +514,7 @@ fn an_input_is_asked_for_and_given_once() {
 #[test]
 fn a_tool_that_asks_waits_for_a_person() {
     run(60, async {
-        let mut world = World::start(Db::Sqlite, both).await;
+        let mut world = World::start(Db::Sqlite, all).await;
         world.stubs.mcp.modern();
         let schema =
             json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
@@ -565,7 +565,7 @@ fn a_tool_that_asks_waits_for_a_person() {
 #[test]
 fn an_approved_tool_that_is_gone_keeps_its_run_waiting() {
     run(60, async {
-        let mut world = World::start(Db::Sqlite, both).await;
+        let mut world = World::start(Db::Sqlite, all).await;
         let (run, on) = paused(&world, "gone").await;
         world.kill(0).await;
         let declared = world.agents.clone();
@@ -598,7 +598,7 @@ fn an_approved_tool_that_is_gone_keeps_its_run_waiting() {
 fn a_pause_can_be_decided_the_moment_it_is_told() {
     run(120, async {
         for db in Db::BOTH {
-            let world = World::start(db, both).await;
+            let world = World::start(db, all).await;
             let input = "x".repeat(5 * 1024 * 1024);
             world.stubs.llm.plays(
                 &input,
@@ -608,7 +608,9 @@ fn a_pause_can_be_decided_the_moment_it_is_told() {
             let run = api.run(GUARDED, &input).await;
             let mut stream = api.stream(&run, None).await;
             let seen = stream.until("run.waiting").await;
-            let on = &seen.last().unwrap().body["data"]["waiting_on"][0];
+            let told = seen.last().unwrap().body["data"]["waiting_on"][0].clone();
+            let on = &api.all(&format!("/runs/{run}/approvals")).await[0];
+            assert_eq!(told["id"], on["id"]);
             let decided = api.decide(&run, on, "approve", "d1").await;
             assert_eq!(decided.status(), 200, "{}", decided.text());
             let rest = stream.rest().await;
@@ -645,7 +647,7 @@ fn an_approval_expires() {
 #[test]
 fn what_one_edge_asks_another_one_answers() {
     run(60, async {
-        let mut world = World::start(Db::Postgres, both).await;
+        let mut world = World::start(Db::Postgres, all).await;
         world.add_edge().await;
         let (run, on) = paused(&world, "across").await;
         let (here, there) = (world.api_of(0), world.api_of(1));
@@ -683,7 +685,7 @@ fn a_worker_that_slept_past_its_lease_is_fenced() {
             lease_ttl: Duration::from_secs(1),
             ..Options::default()
         };
-        let mut world = World::with(Db::Postgres, options, both).await;
+        let mut world = World::with(Db::Postgres, options, all).await;
         world.stubs.tools.honour_keys("/charge");
         world.stubs.llm.plays(
             "sleep",

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use iop_tests::llm::{self, Say};
-use iop_tests::runs::agents::{WORKER, both};
+use iop_tests::runs::agents::{FRAGILE, WORKER, all};
 use iop_tests::runs::{Db, Options, World};
 use iop_tests::tool_stub::Answer;
 use iop_tests::{run, within};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 fn an_accepted_run_survives_the_death_of_its_process() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             world.stubs.llm.asked.close();
             let mut runs = Vec::new();
             for n in 0..3 {
@@ -42,7 +42,7 @@ fn an_accepted_run_survives_the_death_of_its_process() {
 #[test]
 fn a_key_names_one_request_and_no_key_names_none() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         let api = world.api();
         let body = json!({"agent": WORKER, "input": "hello"});
         let key = [("idempotency-key", "order-1")];
@@ -74,7 +74,7 @@ fn a_key_names_one_request_and_no_key_names_none() {
 fn a_failed_call_is_tried_again_and_finished_ones_are_not() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             for path in ["/reserve", "/charge", "/confirm"] {
                 world.stubs.tools.honour_keys(path);
             }
@@ -114,7 +114,7 @@ fn an_idempotent_call_in_flight_is_sent_again_with_its_key() {
     run(120, async {
         for db in Db::BOTH {
             for applied in [false, true] {
-                let mut world = World::start(db, both).await;
+                let mut world = World::start(db, all).await;
                 let tools = &world.stubs.tools;
                 tools.honour_keys("/charge");
                 let point = if applied {
@@ -165,7 +165,7 @@ fn an_idempotent_call_in_flight_is_sent_again_with_its_key() {
 fn an_unsafe_call_in_flight_is_ambiguous_until_somebody_says_what_became_of_it() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             let applied = world.stubs.tools.applied("/deploy");
             applied.close();
             world.stubs.llm.plays(
@@ -214,7 +214,7 @@ fn an_unsafe_call_in_flight_is_ambiguous_until_somebody_says_what_became_of_it()
 #[test]
 fn an_unsafe_mcp_call_whose_session_expires_is_ambiguous() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         world
             .stubs
             .mcp
@@ -255,7 +255,7 @@ fn an_unsafe_mcp_call_whose_session_expires_is_ambiguous() {
 fn recovery_asks_the_service_what_became_of_a_call() {
     run(60, async {
         for applied in [true, false] {
-            let mut world = World::start(Db::Sqlite, both).await;
+            let mut world = World::start(Db::Sqlite, all).await;
             let tools = &world.stubs.tools;
             let point = if applied {
                 tools.applied("/transfer")
@@ -293,7 +293,7 @@ fn recovery_asks_the_service_what_became_of_a_call() {
 fn a_stored_outcome_is_read_and_its_call_is_not_repeated() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             let tools = &world.stubs.tools;
             tools.honour_keys("/reserve");
             tools.honour_keys("/charge");
@@ -340,7 +340,7 @@ fn a_stored_outcome_is_read_and_its_call_is_not_repeated() {
 #[test]
 fn the_tools_of_a_stored_turn_run_without_asking_the_model_again() {
     run(60, async {
-        let mut world = World::start(Db::Sqlite, both).await;
+        let mut world = World::start(Db::Sqlite, all).await;
         let deploy = world.stubs.tools.received("/charge");
         deploy.close();
         world.stubs.llm.plays(
@@ -371,7 +371,7 @@ fn the_tools_of_a_stored_turn_run_without_asking_the_model_again() {
 fn half_a_turn_is_asked_for_again_and_is_nowhere() {
     run(120, async {
         for db in Db::BOTH {
-            let mut world = World::start(db, both).await;
+            let mut world = World::start(db, all).await;
             world
                 .stubs
                 .llm
@@ -399,7 +399,7 @@ fn half_a_turn_is_asked_for_again_and_is_nowhere() {
 #[test]
 fn a_turn_that_was_cut_is_asked_for_again() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         world
             .stubs
             .llm
@@ -424,7 +424,7 @@ fn a_turn_that_was_cut_is_asked_for_again() {
 fn a_run_that_failed_for_want_of_a_provider_is_resumed_where_it_was() {
     run(120, async {
         for streaming in [false, true] {
-            let mut world = World::start(Db::Sqlite, both).await;
+            let mut world = World::start(Db::Sqlite, all).await;
             world.stubs.tools.honour_keys("/reserve");
             world
                 .stubs
@@ -432,11 +432,12 @@ fn a_run_that_failed_for_want_of_a_provider_is_resumed_where_it_was() {
                 .plays("later", vec![Say::call("c1", "reserve", "{}"), Say::text("late")]);
             let reserve = world.stubs.tools.received("/reserve");
             reserve.close();
-            let run = world.api().run(WORKER, "later").await;
+            let run = world.api().run(FRAGILE, "later").await;
             reserve.reached(1).await;
-            world.stubs.llm.next(vec![Say::status(429); 2]);
+            world.stubs.llm.next(vec![Say::status(429)]);
             reserve.open();
-            let failed = world.api().until(&run, &["failed", "exhausted"]).await;
+            let failed = world.api().over(&run).await;
+            assert_eq!(failed["status"], "failed", "{failed}");
             assert_eq!(failed["outcome"]["error"]["kind"], "rate_limited", "{failed}");
             assert_eq!(failed["resumable"], true, "{failed}");
             world.kill_and_restart(0).await;
@@ -472,7 +473,7 @@ fn a_run_that_failed_for_want_of_a_provider_is_resumed_where_it_was() {
 #[test]
 fn resuming_a_succeeded_run_answers_what_is_stored() {
     run(60, async {
-        let mut world = World::start(Db::Sqlite, both).await;
+        let mut world = World::start(Db::Sqlite, all).await;
         world
             .stubs
             .llm
@@ -498,7 +499,7 @@ fn a_call_may_outlast_its_lease_many_times() {
                 lease_ttl: Duration::from_secs(1),
                 ..Options::default()
             };
-            let world = World::with(db, options, both).await;
+            let world = World::with(db, options, all).await;
             let deploy = world.stubs.tools.received("/deploy");
             deploy.close();
             world
@@ -524,7 +525,7 @@ fn a_call_may_outlast_its_lease_many_times() {
 #[test]
 fn nothing_that_a_tool_says_takes_the_process_down() {
     run(60, async {
-        let world = World::start(Db::Sqlite, both).await;
+        let world = World::start(Db::Sqlite, all).await;
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
         world.stubs.tools.script(
             "/reserve",
@@ -572,7 +573,7 @@ fn a_restart_on_sqlite_takes_its_runs_up_at_once() {
             lease_ttl: Duration::from_secs(600),
             ..Options::default()
         };
-        let mut world = World::with(Db::Sqlite, options, both).await;
+        let mut world = World::with(Db::Sqlite, options, all).await;
         world.stubs.llm.asked.close();
         let run = world.api().run(WORKER, "hello").await;
         world.stubs.llm.asked.reached(1).await;

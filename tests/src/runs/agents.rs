@@ -1,4 +1,4 @@
-//! Agents that the scenarios share: one that asks nobody and one that does.
+//! Agents that the scenarios share: one that asks nobody, one that does, and one that gives up at once.
 
 use super::Stubs;
 use crate::llm::MODEL;
@@ -8,11 +8,14 @@ pub const WORKER: &str = "worker";
 /// The same tools; `deploy`, `launch` and charges over 100 need an approval.
 pub const GUARDED: &str = "guarded";
 
-/// Both, as TOML.
-pub fn both(stubs: &Stubs) -> String {
-    let mut worker = agent(stubs, WORKER, "");
-    worker.push_str(&agent(stubs, GUARDED, RULES));
-    worker
+/// Like `WORKER`, but a model's error is not tried again: its run fails and may be resumed.
+pub const FRAGILE: &str = "fragile";
+
+/// All of them, as TOML.
+pub fn all(stubs: &Stubs) -> String {
+    let retried = "model_retry = { max_attempts = 2";
+    let fragile = agent(stubs, FRAGILE, "").replace(retried, "model_retry = { max_attempts = 1");
+    [agent(stubs, WORKER, ""), agent(stubs, GUARDED, RULES), fragile].concat()
 }
 
 const RULES: &str = r#"
