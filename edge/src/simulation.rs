@@ -21,6 +21,7 @@ use iop_shared::execution::{AttemptResult, Endpoint, Outcome};
 use iop_shared::ids::NodeId;
 use tokio::task::JoinHandle;
 
+use crate::agents::turn::{TurnRequest, turn};
 use crate::app::App;
 use crate::config::settings_of;
 use crate::drain::Drain;
@@ -31,7 +32,7 @@ use crate::link::Links;
 use crate::metrics::{EndpointLabel, Metrics};
 use crate::pool::Pool;
 use crate::tasks::{self, Kind};
-use judge::judge_answer;
+use judge::{judge_answer, judge_turn};
 use plan::{Asking, Loss, Plan};
 
 /// Schedules of one run of the tests, in shares that run side by side.
@@ -208,7 +209,11 @@ impl Simulation {
             links.push(self.keep_linked(id, toml, &losses));
         }
         let clients: Vec<_> = plan.requests.iter().map(|asking| self.client(asking)).collect();
+        let turns: Vec<_> = plan.turns.iter().map(|asking| self.turn(asking)).collect();
         let all = async {
+            for turn in turns {
+                turn.await.unwrap();
+            }
             for (asking, client) in plan.requests.iter().zip(clients) {
                 let saw = client.await.unwrap();
                 judge_answer(asking, &saw);
@@ -250,21 +255,36 @@ impl Simulation {
         })
     }
 
-    fn client(&self, asking: &Asking) -> JoinOutput {
+    /// A turn of a run, which its host may end early.
+    fn turn(&self, asking: &Asking) -> JoinHandle<()> {
         let app = Arc::clone(&self.app);
-        let (at, endpoint, stream) = (asking.at, asking.endpoint, asking.stream);
+        let (at, leaves_after, body) = (asking.at, asking.leaves_after, asking.body());
+        spawn(async move {
+            tokio::time::sleep(at).await;
+            let request = TurnRequest {
+                run: "run_1",
+                model: "m",
+                body: Bytes::from(body),
+                owner: None,
+                traceparent: None,
+            };
+            let whole = turn(&app, request, &|_| {});
+            match leaves_after {
+                None => judge_turn(&whole.await),
+                Some(leaves) => {
+                    if let Ok(turn) = tokio::time::timeout(leaves, whole).await {
+                        judge_turn(&turn);
+                    }
+                }
+            }
+        })
+    }
+
+    fn client(&self, asking: &Asking) -> JoinHandle<Saw> {
+        let app = Arc::clone(&self.app);
+        let (at, endpoint) = (asking.at, asking.endpoint);
         let (leaves_after, reads_every) = (asking.leaves_after, asking.reads_every);
-        let tools = if asking.hosted_tool {
-            r#","tools":[{"type":"web_search"}]"#
-        } else {
-            ""
-        };
-        let content = if endpoint == Endpoint::Responses {
-            r#""input":"hello""#
-        } else {
-            r#""messages":[{"role":"user","content":"hello"}]"#
-        };
-        let body = format!(r#"{{"model":"m","stream":{stream},{content}{tools}}}"#);
+        let body = asking.body();
         let path = format!("/v1/{}", endpoint.path());
         spawn(async move {
             tokio::time::sleep(at).await;
@@ -326,7 +346,8 @@ impl Simulation {
             assert_eq!(node.in_flight(), 0, "a place of the embedded node is taken");
         }
         let outcomes = sum(metrics, "iop_edge_requests_total", "");
-        assert_eq!(outcomes, plan.requests.len() as u64, "one outcome each");
+        let asked = plan.requests.len() + plan.turns.len();
+        assert_eq!(outcomes, asked as u64, "one outcome each");
         for e in EndpointLabel::ALL {
             assert_eq!(metrics.requests.at((*e, Outcome::InternalError)).get(), 0);
         }
@@ -350,13 +371,28 @@ impl Simulation {
     }
 }
 
-type JoinOutput = JoinHandle<Saw>;
+impl Asking {
+    fn body(&self) -> String {
+        let stream = self.stream;
+        let tools = if self.hosted_tool {
+            r#","tools":[{"type":"web_search"}]"#
+        } else {
+            ""
+        };
+        let content = if self.endpoint == Endpoint::Responses {
+            r#""input":"hello""#
+        } else {
+            r#""messages":[{"role":"user","content":"hello"}]"#
+        };
+        format!(r#"{{"model":"m","stream":{stream},{content}{tools}}}"#)
+    }
+}
 
 #[expect(
     clippy::disallowed_methods,
     reason = "its value and its panic are the test's own"
 )]
-fn spawn(future: impl Future<Output = Saw> + Send + 'static) -> JoinOutput {
+fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(future)
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use iop_durable::runner::CallError;
 use iop_shared::execution::Endpoint;
 
-use super::plan::Asking;
+use super::plan::{Asking, REPLY};
 use super::{MAX_ATTEMPTS, Saw};
+use crate::agents::turn::TurnAnswer;
 
 /// What any answer must be, whatever happened on the way.
 pub(super) fn judge_answer(asking: &Asking, saw: &Saw) {
@@ -34,6 +36,27 @@ pub(super) fn judge_answer(asking: &Asking, saw: &Saw) {
             value.get("error").is_none_or(serde_json::Value::is_null),
             "{text}"
         );
+    }
+}
+
+/// What any turn must come to: one provider's whole answer, or a failure that says what it is.
+pub(super) fn judge_turn(turn: &Result<TurnAnswer, CallError>) {
+    match turn {
+        Ok(answer) => {
+            let content = answer.content.as_deref().unwrap_or_default();
+            let said: BTreeSet<char> = content.chars().collect();
+            assert_eq!((content.len(), said.len()), (REPLY, 1), "{answer:?}");
+            assert_eq!(answer.finish_reason.as_deref(), Some("stop"));
+            assert!((1..=MAX_ATTEMPTS).contains(&answer.attempts), "{answer:?}");
+        }
+        Err(CallError::Failed { failure, .. }) => {
+            assert!(
+                !failure.code.is_empty() && !failure.message.is_empty(),
+                "{failure:?}"
+            );
+            assert!(!failure.retryable || failure.kind.resumable(), "{failure:?}");
+        }
+        Err(CallError::Unknown) => panic!("a turn has no effect that could be unknown"),
     }
 }
 

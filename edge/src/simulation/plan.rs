@@ -8,12 +8,17 @@ use iop_shared::execution::Endpoint;
 
 use super::MAX_ATTEMPTS;
 
+/// Letters of a provider's reply.
+pub(super) const REPLY: usize = 16;
+
 /// Everything that a seed decides.
 pub(super) struct Plan {
     pub(super) edge_toml: String,
     /// Providers of each linked node, as configuration text.
     pub(super) nodes: Vec<String>,
     pub(super) requests: Vec<Asking>,
+    /// Turns of runs.
+    pub(super) turns: Vec<Asking>,
     pub(super) losses: Vec<Loss>,
 }
 
@@ -52,7 +57,7 @@ fn letter(n: usize) -> char {
 
 fn script(rng: &mut Rng, n: usize) -> String {
     let chunks = rng.u32(1..8);
-    let reply = letter(n).to_string().repeat(16);
+    let reply = letter(n).to_string().repeat(REPLY);
     let mut keys = vec![
         format!("reply = {reply:?}"),
         format!("chunks = {chunks}"),
@@ -153,19 +158,14 @@ impl Plan {
             rng.choice(["none", "prefix"]).unwrap(),
             candidates.join(", "),
         );
-        let requests = (0..rng.usize(3..14)).map(|_| Asking {
-            at: ms(rng, 0..20_000),
-            endpoint: rng.choice([Endpoint::Chat, Endpoint::Responses]).unwrap(),
-            stream: chance(rng, 70),
-            hosted_tool: chance(rng, 15),
-            leaves_after: chance(rng, 25).then(|| ms(rng, 0..9_000)),
-            reads_every: if chance(rng, 20) {
-                ms(rng, 0..900)
-            } else {
-                Duration::ZERO
-            },
-        });
+        let requests = (0..rng.usize(3..14)).map(|_| Asking::draw(rng));
         let requests = requests.collect();
+        let turns = (0..rng.usize(0..5)).map(|_| Asking {
+            endpoint: Endpoint::Chat,
+            stream: true,
+            ..Asking::draw(rng)
+        });
+        let turns = turns.collect();
         let losses = (0..rng.usize(0..4)).map(|_| Loss {
             node: rng.usize(0..linked),
             at: ms(rng, 0..20_000),
@@ -177,7 +177,25 @@ impl Plan {
             edge_toml,
             nodes,
             requests,
+            turns,
             losses,
+        }
+    }
+}
+
+impl Asking {
+    fn draw(rng: &mut Rng) -> Self {
+        Self {
+            at: ms(rng, 0..20_000),
+            endpoint: rng.choice([Endpoint::Chat, Endpoint::Responses]).unwrap(),
+            stream: chance(rng, 70),
+            hosted_tool: chance(rng, 15),
+            leaves_after: chance(rng, 25).then(|| ms(rng, 0..9_000)),
+            reads_every: if chance(rng, 20) {
+                ms(rng, 0..900)
+            } else {
+                Duration::ZERO
+            },
         }
     }
 }

@@ -19,6 +19,7 @@ fn thinks_for(first_delay: &str, liveness: &str) -> (Saw, Duration) {
         edge_toml,
         nodes: Vec::new(),
         requests: Vec::new(),
+        turns: Vec::new(),
         losses: Vec::new(),
     };
     let asking = Asking {
