@@ -30,7 +30,7 @@ use crate::agents::spec::{AgentSpec, McpToolSpec, ToolSpec};
 const MCP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls tools.
-pub struct Toolbox {
+pub(crate) struct Toolbox {
     clients: Clients,
     mcp: Mcp,
     /// In bytes.
@@ -42,7 +42,7 @@ impl Toolbox {
     ///
     /// # Errors
     /// When no HTTP client can be made.
-    pub fn new(max_result: u64) -> anyhow::Result<Self> {
+    pub(crate) fn new(max_result: u64) -> anyhow::Result<Self> {
         let clients = Clients::new()?;
         Ok(Self {
             mcp: Mcp::new(&clients, max_result)?,
