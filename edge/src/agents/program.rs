@@ -14,7 +14,7 @@ use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::action::act;
-use super::journal::REQUEST_INPUT;
+use super::journal::{REQUEST_INPUT, step_name};
 use super::policy::Policy;
 use super::prices::Price;
 use super::reason::reason;
@@ -206,6 +206,7 @@ impl Program {
         )
         .kind("agent")
         .declared(&version.digest)
+        .step_name(|_, activation| step_name(activation))
         .output(|state: &AgentState| {
             to_raw_value(state.answer.as_deref().unwrap_or_default()).map_err(|e| e.to_string())
         })

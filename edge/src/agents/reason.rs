@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::journal::{INPUT, MODEL, TURN_COMPLETED, turn_of};
+use super::journal::{INPUT, MODEL, TURN_COMPLETED, step_name, turn_of};
 use super::program::{Program, SAME_CALL, SPEND, TOKENS, TOOL_CALLS, model_retry};
 use super::state::AgentState;
 use super::transcript::{Frame, Transcript, request};
@@ -164,7 +164,17 @@ async fn ask(program: &Arc<Program>, ctx: &Ctx, n: u64, body: Bytes) -> Result<T
                     .map_err(|e| Failure::new(FailureKind::Internal, e.to_string()).into())
             }
         })
-        .await?;
+        .await
+        .map_err(|mut error| {
+            if let Some(exhausted) = error
+                .exhausted
+                .as_mut()
+                .filter(|e| e.budget.starts_with("retry:"))
+            {
+                exhausted.budget = format!("retry:{}", step_name(ctx.activation()));
+            }
+            error
+        })?;
     serde_json::from_slice(&answer).map_err(|e| {
         let why = format!("the turn's answer cannot be read: {e}");
         NodeError::Failed(Failure::new(FailureKind::Internal, why).code("journal_invalid"))

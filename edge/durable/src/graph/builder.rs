@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::graph::compile::CompileError;
 use crate::graph::{Codec, Invariant, Json, Node, NodeError, Output, Reducer, Route, SnapshotHook};
+use crate::ids::NodeName;
 use crate::payload::Payload;
 use crate::record::{RetryPolicy, WaitLabels};
 
@@ -35,6 +36,7 @@ pub struct GraphBuilder<S, E = super::NoEffect> {
     pub(super) invariant: Option<Invariant<S>>,
     pub(super) output: Option<Output<S>>,
     pub(super) usage: Option<Output<S>>,
+    pub(super) step_name: Option<super::StepName>,
     pub(super) budgets: Vec<(String, u64)>,
     pub(super) max_steps: u64,
     pub(super) recovery_attempts: u32,
@@ -88,6 +90,7 @@ where
             invariant: None,
             output: None,
             usage: None,
+            step_name: None,
             budgets: Vec::new(),
             max_steps: 10_000,
             recovery_attempts: 10,
@@ -242,6 +245,13 @@ where
         usage: impl Fn(&S) -> Result<Box<RawValue>, String> + Send + Sync + 'static,
     ) -> Self {
         self.usage = Some(Box::new(usage));
+        self
+    }
+
+    /// What the outcome of a failed run calls the step it failed in, by node and activation; the node's name when not set.
+    #[must_use]
+    pub fn step_name(mut self, name: fn(&NodeName, u64) -> String) -> Self {
+        self.step_name = Some(name);
         self
     }
 

@@ -355,6 +355,7 @@ where
                 invariant: self.invariant,
                 output: self.output,
                 usage: self.usage,
+                step_name: self.step_name,
                 budgets,
                 max_steps: self.max_steps,
                 recovery_attempts: self.recovery_attempts,

@@ -111,6 +111,8 @@ pub trait SnapshotHook: Send + Sync + 'static {
     fn after_load(&self, state: Bytes) -> Result<Bytes, String>;
 }
 
+/// What people call the step of a node at an activation.
+pub(crate) type StepName = fn(&NodeName, u64) -> String;
 pub(crate) type Reducer<S> = Box<dyn Fn(&S, S) -> S + Send + Sync>;
 pub(crate) type Route<S> = Box<dyn Fn(&S) -> Result<String, NodeError> + Send + Sync>;
 pub(crate) type Invariant<S> = Box<dyn Fn(&S) -> Result<(), String> + Send + Sync>;
@@ -163,6 +165,7 @@ pub struct Graph<S, E = NoEffect> {
     pub(crate) invariant: Option<Invariant<S>>,
     pub(crate) output: Option<Output<S>>,
     pub(crate) usage: Option<Output<S>>,
+    pub(crate) step_name: Option<StepName>,
     pub(crate) budgets: BTreeMap<String, Budget>,
     pub(crate) max_steps: u64,
     pub(crate) recovery_attempts: u32,

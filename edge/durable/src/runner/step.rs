@@ -447,7 +447,14 @@ where
         let mut outcome = Outcome::new(status, reason);
         outcome.error = Some(OutcomeError {
             failure,
-            step: self.head.cursor.as_ref().map(|c| c.as_str().to_owned()),
+            step: self
+                .head
+                .cursor
+                .as_ref()
+                .map(|node| match self.inner.graph.step_name {
+                    Some(name) => name(node, self.head.activation),
+                    None => node.as_str().to_owned(),
+                }),
             attempt: self.head.attempt,
         });
         outcome.exhausted = exhausted;

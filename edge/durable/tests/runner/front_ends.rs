@@ -76,6 +76,28 @@ async fn a_denial_is_told_apart_from_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_front_end_names_the_step_that_failed() {
+    let room = Room::new();
+    let failing = |named: bool| {
+        let graph = graph("named").node("first", |_: Ctx, _: Trail| async move {
+            Err(Failure::new(FailureKind::ToolError, "no").into())
+        });
+        let graph = graph.terminal("first");
+        shared(if named {
+            graph.step_name(|node, activation| format!("{node} {activation}"))
+        } else {
+            graph
+        })
+    };
+    for (named, step) in [(true, "first 1"), (false, "first")] {
+        let runner = room.runner(&failing(named));
+        let done = runner.start(Start::new(Trail::new())).await.unwrap();
+        let error = done.outcome.unwrap().error.unwrap();
+        assert_eq!(error.step.as_deref(), Some(step));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_attempt_is_announced_with_its_intent_and_a_replay_is_not() {
     let room = Room::new();
     let graph = one("announced", |ctx: Ctx, trail: Trail| async move {
