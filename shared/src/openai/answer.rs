@@ -1,15 +1,17 @@
 //! An answer written as OpenAI's API writes it, event by event or whole, for who has the answer in another form. Pure.
 //!
-//! Writes one choice or one kind of output, in the order in which it is called: begin, pieces, end. What is said, and
-//! when, is the caller's business.
+//! Writes one choice or one kind of output, in the order in which it is called: begin, pieces, end; a response that is
+//! kept may have several items. What is said, and when, is the caller's business.
 
 mod chat;
+mod kept;
 mod responses;
 
 use bytes::Bytes;
 use serde::Serialize;
 
 pub use chat::ChatAnswer;
+pub use kept::{Approval, Close, Item, Kept};
 pub use responses::ResponsesAnswer;
 pub(super) use responses::{Status, response};
 

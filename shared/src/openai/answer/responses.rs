@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Author, Call, Said, joined};
+use super::{Author, Call, Kept, Said, joined};
 use crate::label_enum;
 use crate::openai::usage::Usage;
 
@@ -13,16 +13,21 @@ label_enum! {
     pub(in crate::openai) enum Status {
         InProgress => "in_progress",
         Completed => "completed",
+        Incomplete => "incomplete",
         Failed => "failed",
+        Cancelled => "cancelled",
     }
 }
 
 /// Writes one response. Events are numbered from 0 without a gap as they are written (G16).
 #[derive(Debug, Clone)]
 pub struct ResponsesAnswer {
-    author: Author,
-    id: String,
-    sequence: u64,
+    pub(super) author: Author,
+    pub(super) id: String,
+    /// What ids of items are made of.
+    pub(super) stem: String,
+    pub(super) kept: Option<Kept>,
+    pub(super) sequence: u64,
 }
 
 #[derive(Serialize)]
@@ -34,11 +39,11 @@ struct Event<'a, F> {
     fields: F,
 }
 
-/// A piece of text at the one content part of the one message.
+/// A piece of text at the one content part of a message.
 #[derive(Serialize)]
 struct TextDelta<'a> {
     item_id: &'a str,
-    output_index: u32,
+    output_index: usize,
     content_index: u32,
     delta: &'a str,
     logprobs: [(); 0],
@@ -46,9 +51,12 @@ struct TextDelta<'a> {
 
 impl ResponsesAnswer {
     pub fn new(author: Author) -> Self {
+        let stem = author.id.simple().to_string();
         Self {
-            id: format!("resp_{}", author.id.simple()),
+            id: format!("resp_{stem}"),
+            stem,
             author,
+            kept: None,
             sequence: 0,
         }
     }
@@ -62,22 +70,36 @@ impl ResponsesAnswer {
 
     /// The message and its one part.
     pub fn text_begins(&mut self) -> Bytes {
-        let item = self.message(Status::InProgress, &[]);
-        let added = self.event(
-            "response.output_item.added",
-            json!({"output_index": 0, "item": item}),
-        );
-        let begun = self.at_part("part", part(""));
-        joined(&[added, self.event("response.content_part.added", begun)])
+        self.message_begins(0)
     }
 
     pub fn text(&mut self, piece: &str) -> Bytes {
-        let item_id = self.message_id();
+        self.message_goes_on(0, piece)
+    }
+
+    /// `text`: all pieces together.
+    pub fn text_ends(&mut self, text: &str) -> Bytes {
+        self.message_ends(0, text, true)
+    }
+
+    /// A message and its one part. `index`: of the message in the output.
+    pub fn message_begins(&mut self, index: usize) -> Bytes {
+        let item = self.message(index, Status::InProgress, &[]);
+        let added = self.event(
+            "response.output_item.added",
+            json!({"output_index": index, "item": item}),
+        );
+        let begun = self.at_part(index, "part", part(""));
+        joined(&[added, self.event("response.content_part.added", begun)])
+    }
+
+    pub fn message_goes_on(&mut self, index: usize, piece: &str) -> Bytes {
+        let item_id = self.message_id(index);
         Bytes::from(self.event(
             "response.output_text.delta",
             TextDelta {
                 item_id: &item_id,
-                output_index: 0,
+                output_index: index,
                 content_index: 0,
                 delta: piece,
                 logprobs: [],
@@ -85,17 +107,17 @@ impl ResponsesAnswer {
         ))
     }
 
-    /// `text`: all pieces together.
-    pub fn text_ends(&mut self, text: &str) -> Bytes {
-        let mut fields = self.at_part("text", json!(text));
+    /// `text`: all pieces together; `whole`: it did not break off.
+    pub fn message_ends(&mut self, index: usize, text: &str, whole: bool) -> Bytes {
+        let mut fields = self.at_part(index, "text", json!(text));
         fields["logprobs"] = json!([]);
         let text_done = self.event("response.output_text.done", fields);
-        let whole = self.at_part("part", part(text));
-        let part_done = self.event("response.content_part.done", whole);
-        let item = self.message(Status::Completed, &[part(text)]);
+        let all = self.at_part(index, "part", part(text));
+        let part_done = self.event("response.content_part.done", all);
+        let item = self.message_of(index, text, whole);
         let item_done = self.event(
             "response.output_item.done",
-            json!({"output_index": 0, "item": item}),
+            json!({"output_index": index, "item": item}),
         );
         joined(&[text_done, part_done, item_done])
     }
@@ -142,7 +164,7 @@ impl ResponsesAnswer {
 
     fn completed(&self, said: &Said<'_>, usage: Option<Usage>) -> Value {
         let output: Vec<Value> = match said {
-            Said::Text(text) => vec![self.message(Status::Completed, &[part(text)])],
+            Said::Text(text) => vec![self.message_of(0, text, true)],
             Said::Calls(calls) => calls
                 .iter()
                 .enumerate()
@@ -152,9 +174,12 @@ impl ResponsesAnswer {
         self.response(Status::Completed, json!(output), usage)
     }
 
-    fn response(&self, status: Status, output: Value, usage: Option<Usage>) -> Value {
+    pub(super) fn response(&self, status: Status, output: Value, usage: Option<Usage>) -> Value {
         let mut response = response(&self.id, &self.author.model, self.author.created, status);
         response["output"] = output;
+        if let Some(kept) = &self.kept {
+            kept.mark(&mut response);
+        }
         if let Some(usage) = usage {
             response["usage"] = json!({
                 "input_tokens": usage.input,
@@ -167,32 +192,45 @@ impl ResponsesAnswer {
         response
     }
 
-    fn message_id(&self) -> String {
-        format!("msg_{}", self.author.id.simple())
+    fn message_id(&self, index: usize) -> String {
+        match index {
+            0 => format!("msg_{}", self.stem),
+            index => format!("msg_{}_{index}", self.stem),
+        }
     }
 
-    fn message(&self, status: Status, content: &[Value]) -> Value {
-        json!({"id": self.message_id(), "type": "message", "status": status, "role": "assistant",
+    pub(super) fn message_of(&self, index: usize, text: &str, whole: bool) -> Value {
+        let status = if whole {
+            Status::Completed
+        } else {
+            Status::Incomplete
+        };
+        self.message(index, status, &[part(text)])
+    }
+
+    fn message(&self, index: usize, status: Status, content: &[Value]) -> Value {
+        json!({"id": self.message_id(index), "type": "message", "status": status, "role": "assistant",
                "content": content})
     }
 
-    fn at_part(&self, key: &str, value: Value) -> Value {
-        let mut fields = json!({"item_id": self.message_id(), "output_index": 0, "content_index": 0});
+    fn at_part(&self, index: usize, key: &str, value: Value) -> Value {
+        let mut fields =
+            json!({"item_id": self.message_id(index), "output_index": index, "content_index": 0});
         fields[key] = value;
         fields
     }
 
     fn call_item_id(&self, index: usize) -> String {
-        format!("fc_{}{index}", self.author.id.simple())
+        format!("fc_{}{index}", self.stem)
     }
 
     fn call(&self, index: usize, status: Status, call: Call<'_>) -> Value {
         json!({"id": self.call_item_id(index), "type": "function_call",
-               "call_id": format!("call_{}{index}", self.author.id.simple()),
+               "call_id": format!("call_{}{index}", self.stem),
                "name": call.name, "arguments": call.arguments, "status": status})
     }
 
-    fn event(&mut self, kind: &str, fields: impl Serialize) -> String {
+    pub(super) fn event(&mut self, kind: &str, fields: impl Serialize) -> String {
         let data = super::json(&Event {
             kind,
             sequence_number: self.sequence,
