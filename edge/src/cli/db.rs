@@ -28,7 +28,7 @@ enum Verb {
 
 pub(super) fn run(db: &Db) -> ExitCode {
     let settings = match super::chosen(db.config.as_deref()) {
-        Ok((settings, _)) => settings,
+        Ok(settings) => settings,
         Err(e) => {
             eprintln!("{e}");
             return ExitCode::FAILURE;

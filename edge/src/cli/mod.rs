@@ -58,12 +58,12 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// The configuration to serve, and whether it is the demonstration.
-fn chosen(config: Option<&Path>) -> Result<(Settings, bool), ConfigError> {
+/// The configuration to serve.
+fn chosen(config: Option<&Path>) -> Result<Settings, ConfigError> {
     let default = Path::new(DEFAULT_FILE);
     match config.or_else(|| default.exists().then_some(default)) {
-        Some(path) => Ok((Settings::load(path)?, false)),
-        None => Ok((Settings::parse("demo.toml", DEMO, &World::real())?, true)),
+        Some(path) => Settings::load(path),
+        None => Settings::parse("demo.toml", DEMO, &World::real()),
     }
 }
 

@@ -29,8 +29,8 @@ use tracing_subscriber::EnvFilter;
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(config: Option<&Path>) -> ExitCode {
-    let (settings, is_demo) = match super::chosen(config) {
-        Ok(chosen) => chosen,
+    let settings = match super::chosen(config) {
+        Ok(settings) => settings,
         Err(e) => {
             eprintln!("{e}");
             return ExitCode::FAILURE;
@@ -42,7 +42,7 @@ pub(super) fn run(config: Option<&Path>) -> ExitCode {
             tracing::warn!(%error, "cannot raise the limit of open files");
         }
         let runtime = iop_node::tasks::runtime()?;
-        let served = runtime.block_on(serve(settings, is_demo));
+        let served = runtime.block_on(serve(settings));
         runtime.shutdown_timeout(LAST_MOMENT);
         served
     });
@@ -69,7 +69,7 @@ fn start_log(telemetry: &TelemetryConfig) -> anyhow::Result<()> {
     started.map_err(|e| anyhow::anyhow!("cannot start the log: {e}"))
 }
 
-async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode> {
+async fn serve(mut settings: Settings) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let http = listen("server.listen", settings.server.listen)?;
     let metrics_listener = settings
@@ -111,6 +111,7 @@ async fn serve(mut settings: Settings, is_demo: bool) -> anyhow::Result<ExitCode
     };
     let (main_options, metrics_options) = (options(settings.server.tls.take()), options(None));
     let drain_timeout = settings.server.drain_timeout;
+    let is_demo = settings.demo;
 
     let links = Links::new(Arc::clone(&pool));
     if !providers.is_empty() {
@@ -215,9 +216,14 @@ impl Ready {
 
 fn demonstration(http: SocketAddr) -> String {
     format!(
-        "No edge.toml here: this is a demonstration with scripted models (demo, demo-tools, demo-slow, demo-busy, demo-recovery), \
-         open on loopback only.\nTry it:\n\n  curl -N http://{http}/v1/chat/completions -H 'content-type: application/json' \\\n    \
-         -d '{{\"model\":\"demo\",\"stream\":true,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n"
+        r#"This is a demonstration with scripted models (demo, demo-tools, demo-slow, demo-busy, demo-recovery) and an agent (deployer),
+open on loopback only. A model answers, and a run of the agent waits for a person (docs/tour.md goes on from there):
+
+  curl -N http://{http}/v1/chat/completions -H 'content-type: application/json' \
+    -d '{{"model":"demo","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
+  curl 'http://{http}/api/v1/runs?wait=10s' -H 'content-type: application/json' \
+    -d '{{"agent":"deployer","input":"Deploy the website."}}'
+"#
     )
 }
 
@@ -269,13 +275,18 @@ mod tests {
     }
 
     #[test]
-    fn the_demonstration_prints_a_command_that_can_be_pasted() {
+    fn the_demonstration_prints_commands_that_can_be_pasted() {
         let text = demonstration(SocketAddr::from(([127, 0, 0, 1], 8080)));
-        assert!(
-            text.contains("curl -N http://127.0.0.1:8080/v1/chat/completions"),
-            "{text}"
-        );
-        let json = text.split('\'').find(|part| part.starts_with('{')).unwrap();
-        assert!(serde_json::from_str::<serde_json::Value>(json).is_ok(), "{json}");
+        for command in [
+            "curl -N http://127.0.0.1:8080/v1/chat/completions",
+            "curl 'http://127.0.0.1:8080/api/v1/runs?wait=10s'",
+        ] {
+            assert!(text.contains(command), "{text}");
+        }
+        let bodies: Vec<&str> = text.split('\'').filter(|part| part.starts_with('{')).collect();
+        assert_eq!(bodies.len(), 2, "{text}");
+        for body in bodies {
+            assert!(serde_json::from_str::<serde_json::Value>(body).is_ok(), "{body}");
+        }
     }
 }

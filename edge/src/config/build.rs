@@ -119,6 +119,12 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
         &mut notes,
     )?;
     keys::rules(&site, &file.auth)?;
+    if file.demo && !file.auth.keys.is_empty() {
+        return site.fail(
+            "demo",
+            "is for a demonstration without keys: its tool asks for none",
+        );
+    }
     let prices = agents::rules(&site, &file)?;
     agents::notes(&file, &store, &mut notes);
     if file.auth.keys.is_empty() {
@@ -161,6 +167,7 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
         })
         .collect::<Checked<Vec<_>>>()?;
     Ok(Settings {
+        demo: file.demo,
         server: ServerSettings { tls, ..server },
         link,
         keys,

@@ -17,6 +17,7 @@ type Later = Option<toml::Value>;
 #[derive(Debug, Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct EdgeFile {
+    pub demo: bool,
     pub server: ServerFile,
     pub link: Option<LinkFile>,
     pub store: Option<StoreFile>,

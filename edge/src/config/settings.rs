@@ -17,6 +17,8 @@ use crate::pool::Model;
 
 /// Everything a running edge was told.
 pub struct Settings {
+    /// Whether this is the demonstration: its tool is served below `/demo/`. Then there are no keys.
+    pub demo: bool,
     pub server: ServerSettings,
     /// `None`: no node can dial in.
     pub link: Option<LinkSettings>,

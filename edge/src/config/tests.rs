@@ -295,6 +295,15 @@ fn the_demo_needs_nothing() {
             .unwrap()
             .contains_key("demo")
     );
+    assert!(s.demo && s.agents["deployer"].durable && s.notes.len() == 1, "{:?}", s.notes);
+}
+
+#[test]
+fn the_demonstration_and_keys_exclude_each_other() {
+    let key = "[auth]\nkeys = [{ name = \"ops\", secret = { env = \"OPS\" } }]\n";
+    assert!(!parse(key).unwrap().demo && parse("demo = true").unwrap().demo);
+    let refused = refused(&format!("demo = true\n{key}"));
+    assert_eq!((refused.key.as_str(), refused.line), ("demo", 1));
 }
 
 const PROVIDER: &str = "[[providers]]\nid = \"p\"\nadapter = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\ntargets = [\"t\"]\n";

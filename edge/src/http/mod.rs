@@ -13,6 +13,7 @@ pub(crate) mod route;
 mod answer;
 mod api;
 mod connection;
+mod demo;
 mod health;
 mod models;
 mod write_deadline;

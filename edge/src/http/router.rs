@@ -17,7 +17,7 @@ use iop_shared::execution::{Endpoint, Outcome};
 use super::answer::{self, Answer};
 use super::request_id::RequestId;
 use super::server::ConnHandle;
-use super::{api, health, models, openai};
+use super::{api, demo, health, models, openai};
 use crate::app::App;
 use crate::config::Role;
 use crate::error::{ApiError, ErrorKind};
@@ -110,6 +110,9 @@ async fn route(app: Arc<App>, id: RequestId, conn: ConnHandle, mut request: Requ
     }
     if path.starts_with("/api/v1/") {
         return Box::pin(api::serve(app, id, request)).await;
+    }
+    if app.settings.demo && path.starts_with("/demo/") {
+        return Box::pin(demo::serve(&app, request)).await;
     }
     let with_role = |app: &App| {
         app.keys.authenticate(request.headers())?.require(Role::Metrics)?;

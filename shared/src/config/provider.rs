@@ -235,7 +235,7 @@ impl ProviderConfig {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Script {
-    /// Text of the answer.
+    /// Text of the answer; `{tool_result}` in it is what the tool said that was called before.
     pub reply: String,
     /// Content chunks of a stream.
     pub chunks: u32,

@@ -1,5 +1,6 @@
 //! What a scripted target does, step by step: an answer in its API's form, with the script's faults in it. Pure.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -91,6 +92,32 @@ struct Turn {
     role: Option<String>,
     #[serde(rename = "type")]
     kind: Option<String>,
+    content: Option<Content>,
+    output: Option<Content>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Other(serde::de::IgnoredAny),
+}
+
+impl Turn {
+    /// What a tool said, when this is a tool's result.
+    fn tool_result(&self) -> Option<&str> {
+        let said = if self.role.as_deref() == Some("tool") {
+            &self.content
+        } else if self.kind.as_deref()?.ends_with("_call_output") {
+            &self.output
+        } else {
+            return None;
+        };
+        Some(match said {
+            Some(Content::Text(text)) => text,
+            Some(Content::Other(_)) | None => "",
+        })
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -101,15 +128,15 @@ enum Input {
 }
 
 impl Asked {
-    /// A tool's result is there, so the model speaks instead of calling again.
-    fn has_tool_result(&self) -> bool {
+    /// The last thing said, when it is a tool's result: then the model speaks instead of calling again.
+    fn tool_result(&self) -> Option<&str> {
         let last_message = self.messages.as_ref().and_then(|m| m.last());
         let last_item = match &self.input {
             Some(Input::Items(items)) => items.last(),
             Some(Input::Text(_)) | None => None,
         };
-        last_message.is_some_and(|m| m.role.as_deref() == Some("tool"))
-            || last_item.is_some_and(|i| i.kind.as_deref().is_some_and(|k| k.ends_with("_call_output")))
+        let mut last = [last_message, last_item].into_iter().flatten();
+        last.find_map(Turn::tool_result)
     }
 }
 
@@ -165,6 +192,9 @@ pub(super) struct Stream {
     pub(super) closing: Vec<Piece>,
 }
 
+/// What stands in a reply for the result of the tool.
+const TOOL_RESULT: &str = "{tool_result}";
+
 /// The plan for one tunnel request.
 pub(super) fn tunnel(api: Api, script: &Script, body: &[u8], facts: &Facts<'_>) -> VecDeque<Step> {
     let Ok(asked) = serde_json::from_slice::<Asked>(body) else {
@@ -177,12 +207,17 @@ pub(super) fn tunnel(api: Api, script: &Script, body: &[u8], facts: &Facts<'_>) 
     if let Some(status) = faults.status {
         return refusal(script, status);
     }
-    let says = if script.tool_calls.is_empty() || asked.has_tool_result() {
-        Says::Text(pieces(&script.reply, script.chunks))
+    let result = asked.tool_result();
+    let reply = match result {
+        Some(result) => Cow::Owned(script.reply.replace(TOOL_RESULT, result)),
+        None => Cow::Borrowed(&*script.reply),
+    };
+    let says = if script.tool_calls.is_empty() || result.is_some() {
+        Says::Text(pieces(&reply, script.chunks))
     } else {
         Says::Calls(calls(&script.tool_calls))
     };
-    let include_usage = asked.stream_options.and_then(|o| o.include_usage) == Some(true);
+    let include_usage = asked.stream_options.as_ref().and_then(|o| o.include_usage) == Some(true);
     // A text that cannot be read has a length all the same.
     let prompt_bytes = serde_json::from_slice(body).map_or(body.len(), |PromptBytes(n)| n);
     let turned = Turned::new(facts, says, prompt_bytes, include_usage);

@@ -140,6 +140,26 @@ fn a_tool_result_ends_the_calls() {
 }
 
 #[test]
+fn a_reply_may_hold_what_the_tool_said() {
+    let s = script("reply = \"It said {tool_result}.\"\ntool_calls = [{ name = \"f\" }]\nchunks = 1");
+    for (said, then) in [
+        (
+            r#""content":"done: {tool_result}""#,
+            "It said done: {tool_result}.",
+        ),
+        (r#""content":[{"type":"text","text":"parts"}]"#, "It said ."),
+    ] {
+        let body = format!(r#"{{"messages":[{{"role":"user"}},{{"role":"tool",{said}}}]}}"#);
+        assert!(text(&plan(&s, &body)).contains(then), "{body}");
+    }
+    let items = br#"{"input":[{"type":"function_call_output","output":"7"}]}"#;
+    let steps: Vec<_> = tunnel(Api::Responses, &s, items, &facts(0)).into();
+    assert!(text(&steps).contains("It said 7."));
+    let before = r#"{"messages":[{"role":"tool","content":"7"},{"role":"user"}]}"#;
+    assert!(text(&plan(&s, before)).contains("\"tool_calls\""));
+}
+
+#[test]
 fn a_run_tells_its_text_and_usage_line_by_line_and_no_terminal() {
     let steps = normalized(&script("reply = \"abc\"\nchunks = 3"), 0);
     let Step::Head(head) = &steps[0] else {
