@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use iop_durable::ids::{DecisionId, RunId};
 use iop_durable::record::{ActivityRecord, Origin, Status};
-use iop_durable::runner::{CancelOutcome, Cancelled, Operator, Resolved, Resume, RunError, idempotency_key};
+use iop_durable::runner::{CancelOutcome, Cancelled, Resolved, Resume, RunError, idempotency_key};
 use iop_durable::store::StoreError;
 use iop_durable::token::ResumeToken;
 
