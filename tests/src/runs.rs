@@ -17,7 +17,8 @@ pub use sse::{Event, Sse};
 use crate::config::{Provider, Setup, key};
 use crate::llm::{Llm, MODEL};
 use crate::mcp_stub::McpStub;
-use crate::postgres::Postgres;
+use crate::postgres::{self, Postgres};
+use crate::relay::Relay;
 use crate::stack::Edge;
 use crate::tool_stub::ToolStub;
 
@@ -130,6 +131,23 @@ impl World {
             agents,
             dir,
         }
+    }
+
+    /// One edge that reaches its PostgreSQL through a relay. Edges that are added after `options.store_url` was taken away reach it
+    /// by themselves.
+    pub async fn behind_relay(mut options: Options, agents: impl FnOnce(&Stubs) -> String) -> (Self, Relay) {
+        let server = postgres::Options {
+            tcp: true,
+            ..postgres::Options::default()
+        };
+        let postgres = Postgres::with(server).await;
+        let own = format!("127.0.0.1:{}", postgres.port().unwrap());
+        let relay = Relay::start(&own).await;
+        options.store_url = Some(postgres.url().replace(&own, &relay.addr));
+        let mut world = Self::without_edges(Db::Sqlite, options, agents).await;
+        world.postgres = Some(postgres);
+        world.add_edge().await;
+        (world, relay)
     }
 
     /// The store's URL as the configuration has it.

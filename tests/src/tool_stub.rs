@@ -189,6 +189,11 @@ impl ToolStub {
             .collect()
     }
 
+    /// Waits until the caller of the `n`th call of all, from 0, has hung up before it was answered.
+    pub async fn hung_up(&self, n: usize) {
+        self.stub.hung_up(n, Duration::from_secs(30)).await;
+    }
+
     /// Waits until a path was called `n` times.
     ///
     /// # Panics
