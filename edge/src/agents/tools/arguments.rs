@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value};
 
 /// The members of the object, in their order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Members(Vec<(String, Box<RawValue>)>);
 
 impl Members {

@@ -95,7 +95,13 @@ impl Toolbox {
         key: &str,
     ) -> Option<Bytes> {
         let spec = reached(now, tool)?.reconcile.as_ref()?;
-        http::found(&self.clients, spec, arguments, key, self.max_result).await
+        match http::found(&self.clients, spec, arguments, key, self.max_result).await {
+            Ok(evidence) => Some(evidence),
+            Err(why) => {
+                tracing::info!(tool = %tool.name, why, "no evidence that a call was carried out");
+                None
+            }
+        }
     }
 
     async fn call_mcp(

@@ -468,18 +468,27 @@ async fn evidence_is_a_success_with_something_in_its_place() {
     let seen = stub.last();
     assert_eq!(seen.path, "/there?key=run_1%2Faction%2F2%2Fcall_1.0&to=a%20b");
     assert_eq!((seen.header("idempotency-key"), seen.body.len()), (None, 0));
-    for path in [
-        "/null", "/empty", "/text", "/missing", "/moved", "/large", "/stalled", "/cut",
+    for (path, why) in [
+        ("/null", "there is nothing at $.data[0].id in its answer"),
+        ("/empty", "there is nothing at $.data[0].id in its answer"),
+        ("/text", "it answered no JSON"),
+        ("/missing", "it answered 404"),
+        ("/moved", "it answered 302"),
+        ("/large", "the tool answered more than 1000 bytes"),
+        ("/stalled", "the tool did not answer in time"),
+        ("/cut", "the connection to the tool broke"),
     ] {
-        assert_eq!(ask(path, arguments).await, None, "{path}");
+        let error = ask(path, arguments).await.unwrap_err();
+        assert!(error.starts_with(why), "{path}: {error}");
     }
     let asked = stub.received().len();
-    assert_eq!(ask("/there", "{}").await, None);
+    assert_eq!(ask("/there", "{}").await.unwrap_err(), "argument to is missing");
     assert_eq!(
         stub.received().len(),
         asked,
         "without its arguments nothing is asked"
     );
     let nobody = reconcile(closed().await, "$");
-    assert_eq!(found(&clients, &nobody, b"{}", KEY, MAX).await, None);
+    let error = found(&clients, &nobody, b"{}", KEY, MAX).await.unwrap_err();
+    assert!(error.starts_with("no connection to the tool"), "{error}");
 }
