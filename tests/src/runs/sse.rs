@@ -21,7 +21,7 @@ pub struct Sse {
 }
 
 impl Sse {
-    pub(super) async fn of(mut conn: Conn) -> Self {
+    pub async fn of(mut conn: Conn) -> Self {
         let head = conn.head().await.unwrap();
         Self {
             head,

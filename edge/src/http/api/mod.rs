@@ -181,6 +181,7 @@ fn allow_options(headers: &mut HeaderMap) {
         .filter(|m| !m.is_empty())
         .collect();
     methods.push("OPTIONS");
+    methods.sort_unstable();
     if let Ok(value) = HeaderValue::from_str(&methods.join(", ")) {
         headers.insert(header::ALLOW, value);
     }
