@@ -8,7 +8,7 @@ use iop_tests::llm::Say;
 use iop_tests::postgres::Postgres;
 use iop_tests::process::{Finished, finish};
 use iop_tests::run;
-use iop_tests::runs::agents::{GUARDED, WORKER, both};
+use iop_tests::runs::agents::{GUARDED, WORKER, all};
 use iop_tests::runs::{Db, World};
 use iop_tests::stack::Edge;
 use sha2::{Digest as _, Sha384};
@@ -149,8 +149,8 @@ fn configuration(dir: &Path, url: &str) -> String {
 fn an_older_schema_is_refused_until_it_is_migrated() {
     run(180, async {
         for kind in Db::BOTH {
-            let all = migrations("sqlite").len();
-            for steps in 1..all {
+            let newest = migrations("sqlite").len();
+            for steps in 1..newest {
                 let dir = tempfile::tempdir().unwrap();
                 let database = Database::new(kind, dir.path()).await;
                 database.make(steps);
@@ -166,7 +166,7 @@ fn an_older_schema_is_refused_until_it_is_migrated() {
                     &start,
                     &[
                         &format!("schema {steps}"),
-                        &format!("needs {all}"),
+                        &format!("needs {newest}"),
                         "iop-edge db migrate",
                     ],
                 );
@@ -183,7 +183,7 @@ fn an_older_schema_is_refused_until_it_is_migrated() {
                         &db(dir.path(), &["migrate"]).await,
                         "has the schema of this program",
                     );
-                    assert_eq!(database.sql(noted), all.to_string(), "{kind:?}");
+                    assert_eq!(database.sql(noted), newest.to_string(), "{kind:?}");
                 }
                 let kept = database.sql("SELECT name FROM definitions");
                 assert_eq!(kept, "kept", "{kind:?}");
@@ -219,7 +219,7 @@ fn a_newer_schema_is_refused_by_everything() {
 #[test]
 fn a_sqlite_database_is_copied_beside_a_running_edge_and_not_changed() {
     run(120, async {
-        let mut world = World::start(Db::Sqlite, both).await;
+        let mut world = World::start(Db::Sqlite, all).await;
         let deploy = Say::call("c1", "deploy", r#"{"region":"eu"}"#);
         world.stubs.llm.next(vec![deploy]);
         let api = world.api();
@@ -259,7 +259,7 @@ fn a_sqlite_database_is_copied_beside_a_running_edge_and_not_changed() {
 #[test]
 fn a_postgres_database_is_copied_by_its_own_tools() {
     run(120, async {
-        let world = World::start(Db::Postgres, both).await;
+        let world = World::start(Db::Postgres, all).await;
         let dir = world.dir.path().join("edge-0");
         refused(&db(&dir, &["backup", "copy.db"]).await, &["pg_dump"]);
         assert!(!dir.join("copy.db").exists());
@@ -275,7 +275,7 @@ fn a_postgres_database_is_copied_by_its_own_tools() {
 fn a_lost_index_is_derived_anew_and_a_broken_run_is_set_aside() {
     run(180, async {
         for kind in Db::BOTH {
-            let mut world = World::start(kind, both).await;
+            let mut world = World::start(kind, all).await;
             world.stubs.llm.asked.close();
             let api = world.api();
             let lost = api.run(WORKER, "lost").await;

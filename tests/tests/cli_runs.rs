@@ -5,16 +5,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use iop_tests::llm::{Say, told};
 use iop_tests::process::{Finished, finish};
 use iop_tests::provider::{Exchange, Stub};
 use iop_tests::run;
+use iop_tests::runs::agents::{FRAGILE, GUARDED, all};
+use iop_tests::runs::{Db, OWNER, ROOT, World};
 use serde_json::{Value, json};
 
 /// Runs a command against an edge.
 async fn cli(addr: &str, args: &[&str]) -> Finished {
+    cli_as("sk-cli", addr, args).await
+}
+
+async fn cli_as(key: &str, addr: &str, args: &[&str]) -> Finished {
     let env = [
         ("IOP_URL".to_owned(), format!("http://{addr}")),
-        ("IOP_API_KEY".to_owned(), "sk-cli".to_owned()),
+        ("IOP_API_KEY".to_owned(), key.to_owned()),
     ];
     let all: Vec<&str> = std::iter::once("runs").chain(args.iter().copied()).collect();
     finish("iop-edge", &all, &env, Path::new("/")).await
@@ -325,6 +332,11 @@ fn a_resume_takes_the_token_of_the_run_and_is_sent_once() {
 fn lists_are_read_page_by_page_up_to_the_limit() {
     run(60, async {
         let edge = Stub::start(|mut exchange| async move {
+            // Filters may leave nothing of a page that is not the last.
+            if exchange.path.contains("agent=sparse") && !exchange.path.contains("after=") {
+                let page = json!({"object": "list", "data": [], "has_more": true, "next_after": "c/5"});
+                return exchange.json_reply(200, &page).await;
+            }
             let after: usize = exchange
                 .path
                 .split_once("after=c%2F")
@@ -377,6 +389,9 @@ fn lists_are_read_page_by_page_up_to_the_limit() {
         let page: Value = serde_json::from_str(done(&finished)).unwrap();
         assert_eq!(page["data"].as_array().unwrap().len(), 3);
         assert_eq!(page["next_after"], "c/3");
+        let finished = cli(&edge.addr, &["ls", "--limit", "1", "--agent", "sparse", "--json"]).await;
+        let page: Value = serde_json::from_str(done(&finished)).unwrap();
+        assert_eq!(page["data"][0]["id"], "run_5");
     });
 }
 
@@ -441,5 +456,168 @@ fn a_wrong_use_ends_with_2() {
         let finished = finish("iop-edge", &["runs", "ls"], &env, Path::new("/")).await;
         assert_eq!(finished.code, Some(2));
         assert!(finished.stderr.contains("IOP_URL"), "{}", finished.stderr);
+    });
+}
+
+/// A run that waits for a person, with the call it waits with.
+async fn paused(world: &World, call: Say, input: &str) -> String {
+    world.stubs.llm.plays(input, vec![call, Say::text("done")]);
+    let run = world.api().run(GUARDED, input).await;
+    world.api().waits_on(&run, "approval", 1).await;
+    run
+}
+
+#[test]
+fn a_person_approves_a_paused_run_from_the_shell() {
+    run(120, async {
+        for db in Db::BOTH {
+            let mut world = World::start(db, all).await;
+            let deploy = Say::call("c1", "deploy", r#"{"region": "eu", "n": 1.00}"#);
+            let run = paused(&world, deploy, "ship it").await;
+            world.kill_and_restart(0).await;
+            let edge = world.edges[0].http.clone();
+            let cli = |args: &'static [&'static str]| {
+                let (edge, run) = (edge.clone(), run.clone());
+                async move {
+                    let args: Vec<&str> = args
+                        .iter()
+                        .map(|arg| if *arg == "RUN" { run.as_str() } else { *arg })
+                        .collect();
+                    cli_as(ROOT, &edge, &args).await
+                }
+            };
+            let exact = r#"{"region": "eu", "n": 1.00}"#;
+            for args in [&["ls", "--approvals"][..], &["show", "RUN"]] {
+                let finished = cli(args).await;
+                let said = done(&finished);
+                assert!(said.contains(&run) && said.contains(exact), "{args:?}: {said}");
+            }
+            let finished = cli(&[
+                "ls",
+                "--status",
+                "waiting",
+                "--agent",
+                GUARDED,
+                "--waiting",
+                "approval",
+            ])
+            .await;
+            assert!(done(&finished).contains("approval deploy"), "{}", finished.stdout);
+
+            let finished = cli(&["approve", "RUN", "--reason", "seen", "--decision-id", "d1"]).await;
+            let said = done(&finished);
+            assert!(
+                said.contains(exact) && said.contains("approved (decision d1)"),
+                "{said}"
+            );
+            let ended = world.api().succeeded(&run).await;
+            assert_eq!(ended["outcome"]["output"], "done");
+            let calls = world.stubs.tools.calls("/deploy");
+            assert_eq!(calls.len(), 1);
+            assert_eq!(calls[0].body, exact);
+
+            let again = cli(&["approve", "RUN", "--reason", "seen", "--decision-id", "d1"]).await;
+            assert!(
+                done(&again).contains("approved, as before (decision d1)"),
+                "{}",
+                again.stdout
+            );
+            let approval = world.api().all(&format!("/runs/{run}/approvals")).await[0]["id"].clone();
+            let (edge, approval) = (&world.edges[0].http, approval.as_str().unwrap());
+            let late = cli_as(ROOT, edge, &["deny", &run, approval]).await;
+            refused(&late, &["iop-edge: approval_already_decided: "]);
+            let finished = cli(&["show", "RUN"]).await;
+            let said = done(&finished);
+            for part in [
+                "succeeded, completed",
+                "\"done\"",
+                "tokens",
+                "model_turn",
+                "tool_calls",
+            ] {
+                assert!(said.contains(part), "{part}: {said}");
+            }
+            assert_eq!(done(&cli(&["ls", "--approvals"]).await).lines().count(), 1);
+            world.holds().await;
+        }
+    });
+}
+
+#[test]
+fn a_denial_reaches_the_model_and_an_edit_the_tool() {
+    run(120, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let edge = &world.edges[0].http;
+        let run = paused(&world, Say::call("c1", "deploy", "{}"), "denied").await;
+        done(&cli_as(ROOT, edge, &["deny", &run, "--reason", "not on a Friday"]).await);
+        world.api().succeeded(&run).await;
+        assert_eq!(world.stubs.tools.calls("/deploy").len(), 0);
+        let told = told(world.stubs.llm.requests_of("denied").last().unwrap());
+        assert!(told["c1"].contains("not on a Friday"), "{told:?}");
+
+        let run = paused(&world, Say::call("c2", "charge", r#"{"amount":500}"#), "edited").await;
+        let wrong = cli_as(ROOT, edge, &["approve", &run, "--edit", r#"{"amount":"few"}"#]).await;
+        refused(&wrong, &["iop-edge: schema_violation: "]);
+        let edited = cli_as(ROOT, edge, &["approve", &run, "--edit", r#"{"amount": 5.0}"#]).await;
+        assert!(
+            done(&edited).contains("approved with other arguments (decision "),
+            "{}",
+            edited.stdout
+        );
+        world.api().succeeded(&run).await;
+        assert_eq!(world.stubs.tools.calls("/charge")[0].body, r#"{"amount": 5.0}"#);
+        world.holds().await;
+    });
+}
+
+#[test]
+fn runs_are_resumed_and_cancelled_from_the_shell() {
+    run(120, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let edge = &world.edges[0].http;
+        world.stubs.llm.next(vec![Say::status(503), Say::text("at last")]);
+        let failed = world.api().run(FRAGILE, "flaky").await;
+        world.api().until(&failed, &["failed"]).await;
+        let shown = cli_as(ROOT, edge, &["ls"]).await;
+        assert!(done(&shown).contains("(resumable)"), "{}", shown.stdout);
+        let resumed = cli_as(ROOT, edge, &["resume", &failed]).await;
+        assert!(done(&resumed).contains(&failed), "{}", resumed.stdout);
+        let ended = world.api().succeeded(&failed).await;
+        assert_eq!(ended["outcome"]["output"], "at last");
+
+        let run = paused(&world, Say::call("c1", "deploy", "{}"), "cancelled").await;
+        let busy = cli_as(ROOT, edge, &["resume", &run]).await;
+        refused(&busy, &["iop-edge: run_waiting: "]);
+        let args = ["cancel", &run, "--reason", "enough", "--cancel-id", "c"];
+        for _ in 0..2 {
+            done(&cli_as(ROOT, edge, &args).await);
+            let ended = world.api().until(&run, &["cancelled"]).await;
+            assert_eq!(ended["outcome"]["reason"], "cancelled", "{ended}");
+        }
+        refused(
+            &cli_as(ROOT, edge, &["approve", &run]).await,
+            &["run_not_waiting"],
+        );
+        world.holds().await;
+    });
+}
+
+#[test]
+fn a_key_does_no_more_in_the_shell_than_elsewhere() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let edge = &world.edges[0].http;
+        let run = paused(&world, Say::call("c1", "deploy", "{}"), "guarded").await;
+        // Somebody else's run is not there for a key that only makes runs.
+        refused(
+            &cli_as(OWNER, edge, &["approve", &run]).await,
+            &["iop-edge: run_not_found: "],
+        );
+        refused(&cli(edge, &["ls"]).await, &["iop-edge: invalid_api_key: "]);
+        refused(
+            &cli_as(ROOT, edge, &["show", "run_that_is/not there"]).await,
+            &["iop-edge: run_not_found: "],
+        );
+        assert_eq!(world.stubs.tools.calls("/deploy").len(), 0);
     });
 }

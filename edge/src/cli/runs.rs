@@ -64,8 +64,8 @@ enum Verb {
         #[arg(value_parser = id)]
         run: String,
         /// Kept with the run.
-        #[arg(long)]
-        reason: Option<String>,
+        #[arg(long, default_value = "cancelled from the command line")]
+        reason: String,
         /// Repeats an earlier cancellation instead of making a new one.
         #[arg(long, value_name = "ID")]
         cancel_id: Option<String>,
@@ -161,8 +161,7 @@ struct Decision<'a> {
 #[derive(Serialize)]
 struct Cancel<'a> {
     cancel_id: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'a str>,
+    reason: &'a str,
 }
 
 /// Body of a resume.
@@ -206,7 +205,7 @@ impl Shell {
                 run,
                 reason,
                 cancel_id,
-            } => self.cancel(&run, reason.as_deref(), cancel_id.as_deref()).await,
+            } => self.cancel(&run, &reason, cancel_id.as_deref()).await,
         }
     }
 
@@ -324,7 +323,7 @@ impl Shell {
         self.print_run(&answer)
     }
 
-    async fn cancel(&self, run: &str, reason: Option<&str>, cancel_id: Option<&str>) -> anyhow::Result<()> {
+    async fn cancel(&self, run: &str, reason: &str, cancel_id: Option<&str>) -> anyhow::Result<()> {
         let cancel_id = fresh(cancel_id);
         let body = Cancel {
             cancel_id: &cancel_id,

@@ -163,8 +163,8 @@ impl Api {
             let asked = query.iter().copied().chain([("limit", &*size)]).chain(cursor);
             let answer = self.get(&format!("{path}?{}", encoded(asked))).await?;
             let page: Page = self.read(&answer)?;
-            // A server that says there is more and gives nothing would be asked for ever.
-            all.has_more = page.has_more && !page.data.is_empty() && page.next_after.is_some();
+            // A page may be short, or empty, and not be the last; a cursor that stands still would be asked for ever.
+            all.has_more = page.has_more && page.next_after.is_some() && page.next_after != all.next_after;
             all.next_after = page.next_after;
             all.data.extend(page.data);
         }

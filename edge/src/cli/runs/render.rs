@@ -139,7 +139,12 @@ pub(super) fn run(run: &Run, steps: &[Step], turns: &[Turn], now: Timestamp) -> 
 
 /// Where a run stands.
 pub(super) fn status(run: &Run) -> String {
-    let mut text = plain(&run.status);
+    // A run whose records do not verify has only its id.
+    let mut text = if run.status.is_empty() {
+        String::from("unknown")
+    } else {
+        plain(&run.status)
+    };
     if let Some(blocked) = &run.blocked {
         // Writing to a string does not fail.
         let _ = write!(text, " (blocked: {})", plain(blocked));
@@ -175,7 +180,10 @@ fn waits(on: &[WaitingOn]) -> String {
 
 fn waiting_on(text: &mut String, run: &Run, on: &WaitingOn, now: Timestamp) {
     let mut head = plain(&on.kind);
-    for word in [&on.id, &on.activity_id, &on.tool].into_iter().flatten() {
+    for word in [&on.id, &on.activity_id, &on.child_run_id, &on.key, &on.tool]
+        .into_iter()
+        .flatten()
+    {
         let _ = write!(head, " {}", plain(word));
     }
     if let Some(attempt) = &on.attempt {
@@ -184,6 +192,7 @@ fn waiting_on(text: &mut String, run: &Run, on: &WaitingOn, now: Timestamp) {
     for (what, at) in [
         ("expires", on.expires_at),
         ("next attempt", on.next_attempt_at),
+        ("due", on.due_at),
         ("deadline", on.deadline),
     ] {
         if let Some(Time(at)) = at {

@@ -62,8 +62,13 @@ pub(super) struct WaitingOn {
     pub(super) prompt: Option<String>,
     pub(super) url: Option<String>,
     pub(super) activity_id: Option<String>,
+    pub(super) child_run_id: Option<String>,
+    /// Of an event.
+    pub(super) key: Option<String>,
     pub(super) attempt: Option<Number>,
     pub(super) next_attempt_at: Option<Time>,
+    /// Of a timer.
+    pub(super) due_at: Option<Time>,
     pub(super) deadline: Option<Time>,
 }
 

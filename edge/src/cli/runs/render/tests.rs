@@ -19,7 +19,8 @@ fn runs_stand_in_columns() {
         {"id": "run_22", "agent": "helper", "status": "failed", "created_at": "2026-02-28T12:00:00Z", "resumable": true,
          "outcome": {"status": "failed"}, "waiting_on": []},
         {"id": "run_3", "agent": null, "status": "waiting", "blocked": "definition_missing", "created_at": "2026-03-04T12:00:09Z",
-         "waiting_on": [{"kind": "resume"}], "members": "of a newer edge"}]"#,
+         "waiting_on": [{"kind": "resume"}], "members": "of a newer edge"},
+        {"id": "run_4", "object": "run", "blocked": "run_corrupt"}]"#,
     );
     assert_eq!(
         runs(&all, now()),
@@ -28,6 +29,7 @@ ID      AGENT     STATUS                                 WAITING ON             
 run_1   deployer  waiting                                2 × approval deploy, input  45m
 run_22  helper    failed (resumable)                     -                           4d
 run_3   -         waiting (blocked: definition_missing)  resume                      0s
+run_4   -         unknown (blocked: run_corrupt)         -                           -
 "
     );
     assert_eq!(runs(&[], now()), "ID  AGENT  STATUS  WAITING ON  AGE\n");
@@ -75,7 +77,10 @@ fn a_run_is_shown_with_all_that_it_waits_for() {
           {"kind": "approval", "id": "apr_1", "tool": "deploy", "call_id": "c", "arguments": {"region": "eu"},
            "arguments_digest": "sha256:1", "expires_at": "2026-03-06T12:00:00Z", "url": "/api/v1/runs/run_1/approvals/apr_1"},
           {"kind": "input", "id": "wait_1", "prompt": "Which one?", "url": "/api/v1/runs/run_1/inputs/wait_1"},
-          {"kind": "reconciliation", "activity_id": "act_1", "tool": "charge", "attempt": 2}]}"#,
+          {"kind": "reconciliation", "activity_id": "act_1", "tool": "charge", "attempt": 2, "url": "/api/v1/runs/run_1/activities/act_1/resolve"},
+          {"kind": "retry", "next_attempt_at": "2026-03-04T12:00:30Z"},
+          {"kind": "timer", "id": "wait_2", "due_at": "2026-03-04T13:00:00Z"},
+          {"kind": "children", "id": "wait_3", "child_run_id": "run_7"}]}"#,
     );
     let turns: Vec<Turn> = read(
         r#"[{"n": 1, "usage": {"input": 10, "output": 4}, "attempts": 1,
@@ -109,6 +114,10 @@ waits for
     Which one?
     POST /api/v1/runs/run_1/inputs/wait_1
   reconciliation act_1 charge, attempt 2
+    POST /api/v1/runs/run_1/activities/act_1/resolve
+  retry, next attempt 2026-03-04T12:00:30Z (in 30s)
+  timer wait_2, due 2026-03-04T13:00:00Z (in 1h)
+  children wait_3 run_7
 
 turns
   1, 10 + 4 tokens
