@@ -21,6 +21,10 @@ pub struct Sse {
 }
 
 impl Sse {
+    /// Reads the head of an answer.
+    ///
+    /// # Panics
+    /// When there is none.
     pub async fn of(mut conn: Conn) -> Self {
         let head = conn.head().await.unwrap();
         Self {
