@@ -11,6 +11,7 @@ use iop_tests::tool_stub::Answer;
 use serde_json::{Value, json};
 
 const AGENT: &str = "worker";
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// One agent with these tools; `TOOLS` stands for the service's URL.
 fn agent(tools: &str) -> impl FnOnce(&Stubs) -> String {
@@ -75,7 +76,11 @@ effect = "read_only"
             "{ \"amount\" : 1.50,\n \"to\":\"\\u0041cct-77\", \"n\": 123456789012345678901234567890 }";
         let lookup = r#"{"sku":"a/b c","depth":2,"tags":["x", "y"],"none":null}"#;
         let both = [("c1", "lookup", lookup), ("c2", "charge", written)];
-        let run = calls(&world, "first", &both).await;
+        let turns = vec![Say::calls(&both), Say::text("done")];
+        world.stubs.llm.plays("first", turns);
+        let body = json!({"agent": AGENT, "input": "first"});
+        let made = world.api().create_with(&body, &[("traceparent", TRACE)]).await;
+        let run = made.json()["id"].as_str().unwrap().to_owned();
         world.api().succeeded(&run).await;
 
         let seen = &world.stubs.tools.calls("/items/a%2Fb%20c")[0];
@@ -88,6 +93,7 @@ effect = "read_only"
         assert_eq!(seen.body, written);
         assert_eq!(seen.header("content-type"), Some("application/json"));
         assert_eq!(seen.header("x-team"), Some("ops"));
+        assert_eq!(seen.header("traceparent"), Some(TRACE));
         assert_eq!(seen.header("authorization"), Some("Bearer first-token"));
         let key = seen.key.as_deref().unwrap();
         let activity = activity(&world.api(), &run, "c2").await;

@@ -397,10 +397,11 @@ impl One {
             .run(arguments, |call: Call| {
                 let (program, available, tool) =
                     (Arc::clone(&self.program), Arc::clone(available), tool.clone());
+                let trace = self.ctx.traceparent().map(str::to_owned);
                 let busy = Busy::begin(&self.busy);
                 async move {
                     let _busy = busy;
-                    let result = dispatch(&program, &available, &tool, &call).await;
+                    let result = dispatch(&program, &available, &tool, &call, trace.as_deref()).await;
                     self.completed(&result, call.attempt);
                     result
                 }
@@ -541,11 +542,12 @@ async fn dispatch(
     available: &AgentSpec,
     tool: &ToolSpec,
     call: &Call,
+    trace: Option<&str>,
 ) -> Result<Bytes, CallError> {
     let app = program.room.app()?;
     let runs = app.runs().ok_or_else(Room::ending)?;
     runs.toolbox()
-        .call(available, tool, &call.input, &call.idempotency_key)
+        .call(available, tool, &call.input, &call.idempotency_key, trace)
         .await
 }
 

@@ -24,6 +24,9 @@ use crate::agents::spec::{EffectSpec, HttpSpec, ReconcileSpec, Span};
 /// The key of a call, on every attempt (D55, D56).
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
+/// The trace that the run belongs to (D242).
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
 /// From the dispatch to the last byte, when the declaration does not say.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -61,6 +64,8 @@ pub(super) struct HttpCall<'a> {
     /// As the model wrote them, or as a person edited them.
     pub(super) arguments: &'a [u8],
     pub(super) key: &'a str,
+    /// `traceparent`, when the run has one.
+    pub(super) trace: Option<&'a str>,
     /// Bytes of a result.
     pub(super) max_result: u64,
 }
@@ -74,6 +79,9 @@ pub(super) async fn call(clients: &Clients, call: &HttpCall<'_>) -> Result<Bytes
     let (mut request, resolved) = request(call).await?;
     let key = HeaderValue::from_str(call.key).map_err(|_| internal("the key of the call is no header"))?;
     request.headers_mut().insert(IDEMPOTENCY_KEY, key);
+    if let Some(Ok(trace)) = call.trace.map(HeaderValue::from_str) {
+        request.headers_mut().insert(TRACEPARENT, trace);
+    }
     let again = call.effect != EffectSpec::Unsafe;
     let answered = if again {
         let sent = exchange(clients.pooled(), request, call.max_result, until).await;

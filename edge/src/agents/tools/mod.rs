@@ -52,7 +52,7 @@ impl Toolbox {
     }
 
     /// Carries a call out. What it does comes from `tool`, as the run is pinned to it; how it is reached from `now`, the newest
-    /// version of its agent (durable-api §8 Which definition).
+    /// version of its agent (durable-api §8 Which definition). `trace`: the run's `traceparent` (D242).
     ///
     /// # Errors
     /// When it failed, or when it is not known whether an `unsafe` one was carried out.
@@ -62,6 +62,7 @@ impl Toolbox {
         tool: &ToolSpec,
         arguments: &[u8],
         key: &str,
+        trace: Option<&str>,
     ) -> Result<Bytes, CallError> {
         let reached = reached(now, tool).ok_or_else(revoked)?;
         if let Some(spec) = &reached.http {
@@ -70,6 +71,7 @@ impl Toolbox {
                 effect: tool.effect,
                 arguments,
                 key,
+                trace,
                 max_result: self.max_result,
             };
             http::call(&self.clients, &call).await

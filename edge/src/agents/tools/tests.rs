@@ -37,7 +37,7 @@ async fn the_effect_is_pinned_and_the_connection_is_the_newest() {
     for (then, now, unknown) in [("unsafe", "idempotent", true), ("idempotent", "unsafe", false)] {
         let pinned = agent(&tool(&old, then));
         let newest = agent(&tool(&new, now));
-        let result = toolbox.call(&newest, &pinned.tools[0], b"{}", KEY).await;
+        let result = toolbox.call(&newest, &pinned.tools[0], b"{}", KEY, None).await;
         assert_eq!(matches!(result, Err(CallError::Unknown)), unknown, "{result:?}");
         let evidence = toolbox.found(&newest, &pinned.tools[0], b"{}", KEY).await;
         assert_eq!(evidence.unwrap(), r#"{"id":1}"#);
@@ -62,7 +62,8 @@ async fn a_tool_that_the_newest_version_does_not_have_is_not_called() {
         (with_server, agent(&remote)),
     ] {
         let tool = &pinned.tools[0];
-        let Err(CallError::Failed { failure, .. }) = toolbox.call(&newest, tool, b"{}", KEY).await else {
+        let Err(CallError::Failed { failure, .. }) = toolbox.call(&newest, tool, b"{}", KEY, None).await
+        else {
             panic!("it is not there");
         };
         assert_eq!(

@@ -9,6 +9,7 @@ use super::*;
 use crate::agents::spec::{FileRef, HeaderText};
 
 const KEY: &str = "run_1/action/2/call_1.0";
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const MAX: u64 = 1000;
 const EFFECTS: [EffectSpec; 3] = [EffectSpec::ReadOnly, EffectSpec::Idempotent, EffectSpec::Unsafe];
 
@@ -32,6 +33,7 @@ async fn called(spec: &HttpSpec, effect: EffectSpec, arguments: &str) -> Result<
         effect,
         arguments: arguments.as_bytes(),
         key: KEY,
+        trace: Some(TRACE),
         max_result: MAX,
     };
     call(&clients, &request).await
@@ -94,6 +96,7 @@ async fn other_methods_send_the_arguments_byte_for_byte() {
             assert_eq!(seen.header("idempotency-key"), Some(KEY));
             assert_eq!(seen.header("content-type"), Some("application/json"));
             assert_eq!(seen.header("x-team"), Some("a"));
+            assert_eq!(seen.header("traceparent"), Some(TRACE));
             for absent in ["accept-encoding", "cookie", "referer"] {
                 assert_eq!(seen.header(absent), None);
             }
@@ -390,6 +393,7 @@ async fn calls_that_may_be_repeated_share_connections_and_unsafe_ones_do_not() {
                 effect,
                 arguments: b"{}",
                 key: KEY,
+                trace: None,
                 max_result: MAX,
             };
             call(&clients, &request).await.unwrap();
