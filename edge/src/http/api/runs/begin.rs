@@ -19,7 +19,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::super::extract::{Auth, Edge, Hosted, Search, Sent};
 use super::super::shown::{self, replayed};
 use super::super::sse::{self, From, OnDisconnect};
-use super::follow::{Patience, rests, settled};
+use super::follow::{Patience, settled};
 use crate::config::Role;
 use crate::runs::problem::{Code, Problem};
 use crate::runs::view::{EventObject, RunObject, url_of};
@@ -126,8 +126,7 @@ pub(super) async fn create(
     } else {
         let mut ready = false;
         if let Some(patience) = query.wait {
-            seen = settled(&app, &runs, &caller, seen, patience).await?;
-            ready = rests(seen.loaded.head.status);
+            (seen, ready) = settled(&app, &runs, &caller, seen, patience).await?;
         }
         let status = if again || ready {
             StatusCode::OK

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::response::Response;
 use http::StatusCode;
+use iop_durable::ids::RunId;
 use iop_durable::record::{EventName, Status};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -16,7 +17,7 @@ use crate::app::App;
 use crate::http::auth::Caller;
 use crate::runs::live::Update;
 use crate::runs::problem::Problem;
-use crate::runs::view::RunObject;
+use crate::runs::view::{RunObject, waiting_on};
 use crate::runs::{Runs, Seen};
 
 /// The longest wait.
@@ -53,21 +54,25 @@ pub(super) struct WaitQuery {
     timeout: Patience,
 }
 
-/// Whether nothing happens by itself that a caller should wait for.
-pub(super) const fn rests(status: Status) -> bool {
-    match status {
+/// Whether nothing happens by itself that a caller should wait for. A run that was told all that it waited for goes on.
+async fn rests(seen: &Seen<'_>) -> Result<bool, Problem> {
+    let head = &seen.loaded.head;
+    Ok(match head.status {
         Status::Queued | Status::Running => false,
-        Status::Waiting
-        | Status::Ambiguous
+        Status::Waiting => {
+            let open = shown::open(seen.engine, head).await?;
+            !waiting_on(head, &open).is_empty()
+        }
+        Status::Ambiguous
         | Status::Succeeded
         | Status::Failed
         | Status::Cancelled
         | Status::Exhausted
         | Status::Transferred => true,
-    }
+    })
 }
 
-/// The run once it is over or waits, or as it is when the caller's patience or the process ends.
+/// The run once it is over or waits, or as it is when the caller's patience or the process ends; and whether it is over or waits.
 ///
 /// # Errors
 /// As `Runs::see`.
@@ -77,15 +82,15 @@ pub(super) async fn settled<'a>(
     caller: &Caller,
     mut seen: Seen<'a>,
     patience: Patience,
-) -> Result<Seen<'a>, Problem> {
+) -> Result<(Seen<'a>, bool), Problem> {
     let until = Instant::now() + patience.0;
     let run = seen.loaded.head.id.clone();
     let mut follow = seen.engine.follow(&run, seen.loaded.head.event_seq);
-    while !rests(seen.loaded.head.status) {
+    while !rests(&seen).await? {
         let update = tokio::select! {
             biased;
-            () = app.drain.started() => break,
-            () = tokio::time::sleep_until(until) => break,
+            () = app.drain.started() => return late(runs, caller, &run).await,
+            () = tokio::time::sleep_until(until) => return late(runs, caller, &run).await,
             update = follow.next() => update?,
         };
         if let Update::Event(event) = update
@@ -98,11 +103,14 @@ pub(super) async fn settled<'a>(
             seen = runs.see(caller, run.as_str()).await?;
         }
     }
-    if rests(seen.loaded.head.status) {
-        Ok(seen)
-    } else {
-        runs.see(caller, run.as_str()).await
-    }
+    Ok((seen, true))
+}
+
+/// The run as it is when nobody waits for it any more.
+async fn late<'a>(runs: &'a Runs, caller: &Caller, run: &RunId) -> Result<(Seen<'a>, bool), Problem> {
+    let seen = runs.see(caller, run.as_str()).await?;
+    let ready = rests(&seen).await?;
+    Ok((seen, ready))
 }
 
 /// Waits for a run, at most so long.
@@ -121,7 +129,7 @@ pub(super) async fn wait(
     Search(query): Search<WaitQuery>,
 ) -> Result<Response, Problem> {
     let seen = runs.see(&caller, &id).await?;
-    let seen = settled(&app, &runs, &caller, seen, query.timeout).await?;
+    let (seen, _) = settled(&app, &runs, &caller, seen, query.timeout).await?;
     Ok(shown::answer(StatusCode::OK, shown::seen(&runs, &seen).await?))
 }
 
