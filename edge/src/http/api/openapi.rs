@@ -62,6 +62,13 @@ pub(super) fn finished(mut document: OpenApi) -> OpenApi {
         let operations: [&mut Option<Operation>; 4] =
             [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
         for operation in operations.into_iter().flatten() {
+            for (status, response) in &mut operation.responses.responses {
+                if let RefOr::T(response) = response
+                    && response.description.is_empty()
+                {
+                    response.description = said(status).to_owned();
+                }
+            }
             operation
                 .responses
                 .responses
@@ -70,4 +77,14 @@ pub(super) fn finished(mut document: OpenApi) -> OpenApi {
         }
     }
     document
+}
+
+/// What a response without words of its own is.
+fn said(status: &str) -> &'static str {
+    match status {
+        "201" => "It is made.",
+        "202" => "It is stored and will be done.",
+        "204" => "It is done.",
+        _ => "As asked.",
+    }
 }

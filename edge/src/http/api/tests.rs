@@ -136,6 +136,10 @@ async fn the_document_describes_every_operation_and_defines_what_it_names() {
             assert!(ids.insert(id.to_owned()), "{id} is there twice");
             assert!(operation["summary"].is_string(), "{method} {path}");
             assert!(operation["responses"]["default"].is_object(), "{method} {path}");
+            for (status, response) in operation["responses"].as_object().unwrap() {
+                let said = response["description"].is_string() || response["$ref"].is_string();
+                assert!(said, "{method} {path} {status}");
+            }
             let declared = operation["parameters"].as_array().into_iter().flatten();
             let in_path: Vec<&str> = declared
                 .filter(|p| p["in"] == "path")
