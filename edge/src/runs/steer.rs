@@ -7,6 +7,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use iop_durable::ids::{DecisionId, RunId};
 use iop_durable::record::{ActivityRecord, Origin, Status};
@@ -18,12 +19,16 @@ use self::effects::Resolve;
 use self::resume::{Ask, Decision, refusal, without_definition};
 use super::calls::{Tools, call};
 use super::catalog::Compiled;
+use super::live::Update;
 use super::outside::with_token;
 use super::people::decider;
 use super::problem::{Code, Problem};
-use super::{Runs, Seen, gates};
+use super::{Engine, Runs, Seen, gates};
 use crate::config::Role;
 use crate::http::auth::Caller;
+
+/// How long a cancellation waits for the end that it asked for.
+const SOON: Duration = Duration::from_millis(500);
 
 /// A run that somebody wants to go on with, and what that would meet.
 pub(crate) struct Preflight<'a> {
@@ -154,7 +159,7 @@ impl Runs {
         Ok(result.status == Status::Succeeded)
     }
 
-    /// Asks for the end of a run. Stored when this returns.
+    /// Asks for the end of a run. Stored when this returns; a worker that ends it soon is waited for.
     ///
     /// # Errors
     /// `permission_denied`, `run_not_found`, `run_deleted`, `delivery_conflict`; the store's.
@@ -172,13 +177,19 @@ impl Runs {
             .operator
             .cancel(run, &cancel.id, &cancel.reason, Some(&by))
             .await;
-        cancelled.map_err(|error| {
+        let cancelled = cancelled.map_err(|error| {
             let problem = match error {
                 RunError::DeliveryConflict(_) => gates::other_content("cancel_id"),
                 error => error.into(),
             };
             problem.of(run.as_str())
-        })
+        })?;
+        if cancelled.outcome == CancelOutcome::Requested {
+            // Its worker is told at once and is mostly done at once.
+            let ended = ended(engine, run, loaded.head.event_seq);
+            let _ = tokio::time::timeout(SOON, ended).await;
+        }
+        Ok(cancelled)
     }
 
     /// Removes a run that is over and that nobody holds. Its id stays taken (D134, D228).
@@ -274,5 +285,15 @@ impl Runs {
             .await
             .map_err(|e| of(e.into()))?;
         Ok(false)
+    }
+}
+
+/// Until a life of the run is over, behind this event. A run that cannot be followed is not waited for.
+async fn ended(engine: &Engine, run: &RunId, after: u64) {
+    let mut follow = engine.follow(run, after);
+    while let Ok(update) = follow.next().await {
+        if matches!(update, Update::Event(event) if event.terminal) {
+            return;
+        }
     }
 }
