@@ -168,6 +168,8 @@ impl Catalog {
                 return Err(Problem::new(Code::DefinitionMissing, why));
             }
             Ok(_) => {}
+            // A damaged newest version says nothing of the pinned one.
+            Err(problem) if problem.code == Code::RunCorrupt => {}
             Err(problem) => return Err(problem),
         }
         let changed = || {
@@ -178,9 +180,13 @@ impl Catalog {
         };
         let stored = self
             .store
-            .definition(AGENT, &definition.name, Some(definition.version))
-            .await?;
-        let version = self.version(stored.ok_or_else(changed)?)?;
+            .definition(AGENT, &definition.name, Some(definition.version));
+        let stored = match stored.await {
+            Ok(stored) => stored.ok_or_else(changed)?,
+            Err(StoreError::Corrupt { .. }) => return Err(changed()),
+            Err(error) => return Err(error.into()),
+        };
+        let version = self.version(stored)?;
         if version.digest == definition.digest {
             Ok(version)
         } else {
