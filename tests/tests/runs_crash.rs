@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use iop_tests::llm::{self, Say};
+use iop_tests::llm::{self, Llm, Say};
+use iop_tests::relay::Relay;
 use iop_tests::runs::agents::{FRAGILE, WORKER, all};
 use iop_tests::runs::{Db, Options, World};
 use iop_tests::tool_stub::Answer;
@@ -581,6 +582,51 @@ fn a_restart_on_sqlite_takes_its_runs_up_at_once() {
         world.stubs.llm.asked.open();
         world.restart(0).await;
         world.api().succeeded(&run).await;
+        world.holds().await;
+    });
+}
+
+/// S108: a provider that dies in the middle of a run is no matter of the run's: another one takes the next turn, no tool is called again.
+#[test]
+fn another_provider_takes_over_in_the_middle_of_a_run() {
+    run(60, async {
+        let first = Llm::start().await;
+        let addr = first.url();
+        let addr = addr
+            .strip_prefix("http://")
+            .and_then(|a| a.strip_suffix("/v1"))
+            .unwrap();
+        let relay = Relay::start(addr).await;
+        let world = World::start(Db::Sqlite, |stubs| {
+            let (url, model) = (format!("http://{}/v1", relay.addr), llm::MODEL);
+            format!(
+                "{}\n[[providers]]\nid = \"first\"\nadapter = \"openai\"\ntargets = [{model:?}]\nbase_url = {url:?}\n\
+                 [[models]]\nname = {model:?}\ncandidates = [{{ provider = \"first\", target = {model:?}, priority = 0 }}, \
+                 {{ provider = \"p\", target = {model:?}, priority = 1 }}]\n",
+                all(stubs)
+            )
+        })
+        .await;
+        let script = vec![
+            Say::call("c1", "deploy", "{}"),
+            Say::call("c2", "deploy", "{ }"),
+            Say::text("done"),
+        ];
+        first.plays("failover", script.clone());
+        world.stubs.llm.plays("failover", script);
+        let deploy = world.stubs.tools.received("/deploy");
+        deploy.close();
+        let api = world.api();
+        let run = api.run(WORKER, "failover").await;
+        deploy.let_pass(1);
+        deploy.reached(2).await;
+        relay.cut();
+        drop(relay);
+        deploy.open();
+        api.succeeded(&run).await;
+        assert_eq!(first.requests_of("failover").len(), 2);
+        assert_eq!(world.stubs.llm.requests_of("failover").len(), 1);
+        assert_eq!(world.stubs.tools.calls("/deploy").len(), 2);
         world.holds().await;
     });
 }
