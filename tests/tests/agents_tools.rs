@@ -290,7 +290,7 @@ fn a_retry_waits_as_long_as_the_service_asks_and_ends() {
 fn a_call_without_an_answer_is_unknown_only_when_it_is_unsafe() {
     run(90, async {
         let found = r#"reconcile = { url = "TOOLS/found/transfer?key={idempotency_key}", found = "$.id" }"#;
-        let short = |tool: String| tool.replace("20s", "500ms");
+        let short = |tool: String| tool.replace("20s", "2s");
         let tools = [
             tool("transfer", found),
             short(tool("deploy", "")),

@@ -313,12 +313,15 @@ where
     Fut: Future<Output = io::Result<()>> + Send + 'static,
 {
     let stub = Stub::start(answer).await;
-    let mut classes = Vec::new();
-    for effect in EFFECTS {
-        let mut spec = spec("POST", base(&stub));
-        spec.timeout = Some(Span(Duration::from_millis(300)));
-        classes.push(class(called(&spec, effect, "{}").await));
-    }
+    let mut spec = spec("POST", base(&stub));
+    // Long enough for a connection on a busy machine.
+    spec.timeout = Some(Span(Duration::from_millis(1500)));
+    let calls = EFFECTS.map(|effect| called(&spec, effect, "{}"));
+    let classes = futures_util::future::join_all(calls)
+        .await
+        .into_iter()
+        .map(class)
+        .collect();
     assert_eq!(stub.received().len(), EFFECTS.len(), "one request per call");
     classes
 }
@@ -423,7 +426,7 @@ fn reconcile(url: String, path: &str) -> ReconcileSpec {
         url,
         headers: BTreeMap::new(),
         found: path.to_owned(),
-        timeout: Some(Span(Duration::from_millis(300))),
+        timeout: Some(Span(Duration::from_millis(1500))),
     }
 }
 
