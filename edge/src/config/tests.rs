@@ -300,7 +300,7 @@ fn the_demo_needs_nothing() {
 
 #[test]
 fn the_demonstration_and_keys_exclude_each_other() {
-    let key = "[auth]\nkeys = [{ name = \"ops\", secret = { env = \"OPS\" } }]\n";
+    let key = "[auth]\nkeys = [{ name = \"ops\", secret = { env = \"IOP_KEY_CI\" } }]\n";
     assert!(!parse(key).unwrap().demo && parse("demo = true").unwrap().demo);
     let refused = refused(&format!("demo = true\n{key}"));
     assert_eq!((refused.key.as_str(), refused.line), ("demo", 1));

@@ -243,3 +243,6 @@ impl From<ApiError> for Problem {
         problem
     }
 }
+
+#[cfg(test)]
+mod tests;
