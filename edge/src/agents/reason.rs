@@ -1,6 +1,7 @@
 //! One model turn: what was said so far, asked once, its answer stored before anything follows from it (D33, D61, D66).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -155,8 +156,14 @@ async fn ask(program: &Arc<Program>, ctx: &Ctx, n: u64, body: Bytes) -> Result<T
                     owner: owner.as_deref(),
                     traceparent: traceparent.as_deref(),
                 };
+                let written = AtomicUsize::new(0);
                 let told = move |delta: Delta| {
-                    live.delta(&run, n, || delta_data(n, &delta));
+                    let more = match &delta {
+                        Delta::Text(text) => text.len(),
+                        Delta::Refusal(_) | Delta::Reasoning(_) | Delta::Call { .. } => 0,
+                    };
+                    let offset = written.fetch_add(more, Ordering::Relaxed);
+                    live.delta(&run, n, || delta_data(n, offset, &delta));
                 };
                 let answer = turn(&app, request, &told).await?;
                 serde_json::to_vec(&answer)
@@ -181,10 +188,10 @@ async fn ask(program: &Arc<Program>, ctx: &Ctx, n: u64, body: Bytes) -> Result<T
     })
 }
 
-/// The data of `run.turn.delta`.
-fn delta_data(n: u64, delta: &Delta) -> Bytes {
+/// The data of `run.turn.delta`. `offset`: bytes of the text that this attempt wrote before; 0 begins the text again.
+fn delta_data(n: u64, offset: usize, delta: &Delta) -> Bytes {
     let data = match delta {
-        Delta::Text(text) => json!({ "turn": n, "text": text }),
+        Delta::Text(text) => json!({ "turn": n, "offset": offset, "text": text }),
         Delta::Refusal(text) => json!({ "turn": n, "refusal": text }),
         Delta::Reasoning(text) => json!({ "turn": n, "reasoning": text }),
         Delta::Call {

@@ -10,6 +10,7 @@ pub(crate) mod openai;
 pub(crate) mod payload;
 pub(crate) mod route;
 
+mod agent_models;
 mod answer;
 mod api;
 mod connection;

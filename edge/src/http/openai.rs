@@ -14,6 +14,7 @@ use iop_shared::execution::Endpoint;
 use iop_shared::wire::headers::client_to_provider;
 use tokio::time::Instant;
 
+use super::agent_models;
 use super::auth::Caller;
 use super::payload;
 use super::request_id::{RequestId, X_REQUEST_ID};
@@ -45,9 +46,15 @@ where
     let waits_for_a_word = parts.headers.contains_key(header::EXPECT);
     match admit(&app, endpoint, &id, parts, &mut body).await {
         Ok(admitted) => {
-            guard.hold(admitted.concurrency);
             let write_timeout = app.settings.gate.client_write_timeout;
-            let response = gate::serve(Exchange::new(app, admitted.asked, guard)).await;
+            let response = match admitted {
+                Admitted::Provider { asked, concurrency } => {
+                    guard.hold(concurrency);
+                    gate::serve(Exchange::new(app, asked, guard)).await
+                }
+                // Boxed: requests of providers do not carry its size.
+                Admitted::Agent(ask) => Box::pin(agent_models::serve(&app, *ask, guard)).await,
+            };
             if version < Version::HTTP_2 {
                 return response;
             }
@@ -88,10 +95,15 @@ fn refuse(error: ApiError, guard: RequestGuard) -> Response<GateBody> {
     response
 }
 
-/// A request that may go to a provider, and the place of its key, held until it has ended.
-struct Admitted {
-    asked: Box<Asked>,
-    concurrency: super::auth::ConcurrencyGuard,
+/// A request that may be answered.
+enum Admitted {
+    /// By a provider; the place of its key is held until it has ended.
+    Provider {
+        asked: Box<Asked>,
+        concurrency: super::auth::ConcurrencyGuard,
+    },
+    /// By an agent: the turns of its run take the places of its key.
+    Agent(Box<agent_models::Ask>),
 }
 
 async fn admit<B>(
@@ -149,6 +161,27 @@ where
         Routed::json(bytes)?
     };
 
+    let (model, response) = (routed.model.as_deref(), routed.state_of.as_deref());
+    if agent_models::may_be(app, endpoint, model, response) {
+        let mut ask = Box::new(agent_models::Ask {
+            caller: caller.clone(),
+            endpoint,
+            method: parts.method.clone(),
+            uri: parts.uri.clone(),
+            headers: parts.headers.clone(),
+            body: routed.body(),
+            model: routed.model.clone(),
+            stream: routed.stream,
+            include_usage: routed.wants_usage,
+            response: routed.state_of.clone(),
+            held: None,
+        });
+        if Box::pin(ask.is_ours(app)).await {
+            ask.held = reservation;
+            return Ok(Admitted::Agent(ask));
+        }
+    }
+
     // State made under a model that this key may not use is as good as unknown to it.
     let state_id = routed.state_of.take();
     let home = state_id
@@ -181,7 +214,7 @@ where
         conn,
         ..*routed.asked(Origin::Client, endpoint, model, headers, &caller)
     });
-    Ok(Admitted { asked, concurrency })
+    Ok(Admitted::Provider { asked, concurrency })
 }
 
 /// What the provider that holds a response's state calls the model now asked for.

@@ -75,6 +75,14 @@ impl Routed {
         }
     }
 
+    /// The body as it came; empty for what is no JSON.
+    pub(crate) fn body(&self) -> Bytes {
+        match &self.payload {
+            Payload::Json { body, .. } => body.clone(),
+            Payload::Multipart { .. } | Payload::Opaque(_) | Payload::Empty => Bytes::new(),
+        }
+    }
+
     /// What the gate is asked: a `POST` to the endpoint's own path that makes a new answer, until the caller says otherwise.
     /// `headers`: as a provider may see them.
     pub(crate) fn asked(

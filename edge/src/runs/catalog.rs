@@ -53,8 +53,8 @@ pub(crate) struct Catalog {
     prices: Prices,
     /// Names that this process's configuration declares.
     configured: BTreeSet<String>,
-    /// Names whose runs this process works on.
-    available: RwLock<BTreeSet<String>>,
+    /// Names whose runs this process works on, each with the time of its newest version.
+    available: RwLock<BTreeMap<String, Timestamp>>,
     versions: moka::sync::Cache<(String, u64), Arc<Version>>,
 }
 
@@ -100,13 +100,14 @@ impl Catalog {
     /// # Errors
     /// The store's; what is known stays.
     pub(super) async fn refresh(&self) -> Result<(), StoreError> {
-        let mut names = BTreeSet::new();
+        let mut names = BTreeMap::new();
         let mut after = None;
         loop {
             let page = self.store.definitions(AGENT, after, PAGE).await?;
             let full = page.len() as u64 >= u64::from(PAGE);
             after = page.last().map(|definition| definition.name.clone());
-            names.extend(page.into_iter().filter(|d| self.is_available(d)).map(|d| d.name));
+            let there = page.into_iter().filter(|d| self.is_available(d));
+            names.extend(there.map(|d| (d.name, d.created_at)));
             if !full {
                 break;
             }
@@ -200,7 +201,13 @@ impl Catalog {
 
     /// Whether runs of this definition have somebody to work on them.
     pub(crate) fn has(&self, agent: &str) -> bool {
-        self.available.read().contains(agent)
+        self.available.read().contains_key(agent)
+    }
+
+    /// The agents there are, by name, each with the time of its newest version. As of the last look at the store.
+    pub(crate) fn names(&self) -> Vec<(String, Timestamp)> {
+        let available = self.available.read();
+        available.iter().map(|(name, at)| (name.clone(), *at)).collect()
     }
 
     /// Declares an agent; true when that is a new version.
@@ -223,8 +230,10 @@ impl Catalog {
             return Err(invalid("name".to_owned(), why.to_owned()));
         }
         let defined = self.define(name, &spec, Origin::Api).await?;
-        self.available.write().insert(name.to_owned());
         let version = self.newest(name).await?;
+        self.available
+            .write()
+            .insert(name.to_owned(), version.created_at);
         Ok((version, matches!(defined, Defined::New { .. })))
     }
 
@@ -365,7 +374,7 @@ impl Library for Shelf {
     fn definitions(&self) -> Vec<(String, String)> {
         let names = self.catalog.available.read();
         names
-            .iter()
+            .keys()
             .map(|name| (AGENT.to_owned(), name.clone()))
             .collect()
     }

@@ -38,6 +38,7 @@ use utoipa_axum::routes;
 
 use self::polite::Polite;
 use self::problem::Form;
+pub(super) use self::runs::{check_metadata, idempotency_key, traceparent};
 use super::answer::{self, Answer};
 use super::connection::BoxError;
 use super::request_id::RequestId;

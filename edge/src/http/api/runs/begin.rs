@@ -175,7 +175,7 @@ fn asked(
 
 /// # Errors
 /// `invalid_request` that names the pair.
-pub(in super::super) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Problem> {
+pub(in crate::http) fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Problem> {
     if metadata.len() > METADATA_MAX {
         let why = format!(
             "metadata has {} pairs, at most {METADATA_MAX} are allowed.",
@@ -227,7 +227,7 @@ pub(super) fn moment(text: &str) -> Option<Timestamp> {
 
 /// # Errors
 /// `invalid_encoding`, `invalid_request`; both name the header.
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+pub(in crate::http) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let name = "Idempotency-Key";
     let mut sent = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(key) = sent.next() else { return Ok(None) };
@@ -251,7 +251,7 @@ fn request_digest(body: &[u8]) -> Digest {
 }
 
 /// The caller's trace, when it is one (W3C Trace Context).
-fn traceparent(headers: &HeaderMap) -> Option<String> {
+pub(in crate::http) fn traceparent(headers: &HeaderMap) -> Option<String> {
     let text = headers.get(TRACEPARENT)?.to_str().ok()?;
     let mut parts = text.split('-');
     let lengths = [2, 32, 16, 2];

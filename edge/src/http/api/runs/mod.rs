@@ -6,7 +6,7 @@ mod follow;
 mod journal;
 mod read;
 
-pub(super) use begin::check_metadata;
+pub(in crate::http) use begin::{check_metadata, idempotency_key, traceparent};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
