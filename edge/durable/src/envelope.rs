@@ -130,7 +130,18 @@ struct HeadBody {
     armed_waits: u32,
     effects: u64,
     traceparent: Option<String>,
+    /// Left out before the first lease, as in heads that were written without it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    incarnation: u64,
     commit_id: Uuid,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands it over by reference"
+)]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 fn json<T: Serialize>(what: &str, value: &T) -> Result<Bytes, StoreError> {
@@ -217,6 +228,7 @@ impl HeadRow {
             armed_waits: head.armed_waits,
             effects: head.effects,
             traceparent: head.traceparent.clone(),
+            incarnation: head.incarnation,
             commit_id: head.commit_id,
         };
         let mut row = Self {
@@ -312,6 +324,7 @@ impl HeadRow {
             armed_waits: body.armed_waits,
             effects: body.effects,
             traceparent: body.traceparent,
+            incarnation: body.incarnation,
             commit_id: body.commit_id,
             created_at: column("created_at", Timestamp::from_millis(self.created_at))?,
             updated_at: column("updated_at", Timestamp::from_millis(self.updated_at))?,

@@ -12,6 +12,7 @@ fn full_head() -> (RunHead, Payload) {
     head.activation = 7;
     head.attempt = 3;
     head.recoveries = 1;
+    head.incarnation = 5;
     head.budgets = BTreeMap::from([("tokens".to_owned(), Budget { used: 5, limit: 9 })]);
     head.waiting = Some(Waiting {
         reason: "why".to_owned(),
@@ -108,11 +109,13 @@ fn every_column_of_a_head_is_sealed() {
     assert_eq!(kind(row.open("r")), "corrupt");
 }
 
-/// Rows that were written when no run had an owner: their bytes are what is sealed, and what a head without one has.
+/// Rows that were written when no head had an owner or an incarnation: their bytes are what is sealed, and what a head without
+/// them has.
 #[test]
 fn a_head_without_an_owner_is_what_it_was_before_there_were_owners() {
     let (mut head, state) = full_head();
     head.owner = None;
+    head.incarnation = 0;
     head.commit_id = Uuid::nil();
     head.metadata.clear();
     let row = HeadRow::seal(&head, &state, head.revision).unwrap();

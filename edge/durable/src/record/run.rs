@@ -145,6 +145,8 @@ pub struct RunHead {
     pub effects: u64,
     /// W3C trace context (D242).
     pub traceparent: Option<String>,
+    /// Of the last lease that a commit was written under (D124); 0 before the first.
+    pub incarnation: u64,
     /// Made anew for each commit: how a worker recognises its own after a lost answer.
     pub commit_id: Uuid,
     pub created_at: Timestamp,

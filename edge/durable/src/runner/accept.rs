@@ -142,6 +142,7 @@ where
             armed_waits: 0,
             effects: 0,
             traceparent: start.traceparent,
+            incarnation: 0,
             commit_id: Uuid::from_u64_pair(fastrand::u64(..), fastrand::u64(..)),
             created_at: now,
             updated_at: now,

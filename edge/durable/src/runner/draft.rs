@@ -142,7 +142,10 @@ impl Draft {
         dirty.confirms
     }
 
-    pub(crate) fn commit(self, authority: Authority, signal: Option<u64>) -> Commit {
+    pub(crate) fn commit(mut self, authority: Authority, signal: Option<u64>) -> Commit {
+        if let Authority::Lease(lease) = &authority {
+            self.head.incarnation = lease.incarnation;
+        }
         Commit {
             guard: Guard {
                 revision: self.head.revision,

@@ -107,6 +107,7 @@ pub fn head(id: &RunId, state: &Payload, now: Timestamp) -> RunHead {
         armed_waits: 0,
         effects: 0,
         traceparent: None,
+        incarnation: 0,
         commit_id: Uuid::now_v7(),
         created_at: now,
         updated_at: now,

@@ -52,6 +52,20 @@ async fn a_step_may_take_much_longer_than_a_lease() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_head_says_under_which_lease_it_was_written() {
+    let (room, log) = (Room::new(), Log::new());
+    let runner = room.runner(&slow(Duration::ZERO, &log));
+    let run = runner.accept(Start::new(Trail::new())).await.unwrap().run;
+    assert_eq!(room.load(&run).await.head.incarnation, 0);
+    // One that wrote nothing.
+    room.lose_worker(&run).await;
+    assert_eq!(room.load(&run).await.head.incarnation, 0);
+    room.drain(&runner).await;
+    let head = room.load(&run).await.head;
+    assert_eq!((head.status, head.incarnation), (Status::Succeeded, 2));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_renewal_that_hangs_or_fails_is_tried_again_in_time() {
     let (room, log) = (Room::new(), Log::new());
     let runner = room.runner(&slow(TTL * 3, &log));

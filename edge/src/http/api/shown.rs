@@ -41,7 +41,7 @@ pub(super) async fn open(engine: &Engine, head: &RunHead) -> Result<Open, Proble
     Ok(open)
 }
 
-/// The object of a run. `incarnation`: of a live lease.
+/// The object of a run.
 ///
 /// # Errors
 /// The store's.
@@ -50,19 +50,11 @@ pub(super) async fn object(
     engine: &Engine,
     head: &RunHead,
     inbox: &Inbox,
-    incarnation: Option<u64>,
 ) -> Result<RunObject, Problem> {
     let open = open(engine, head).await?;
     let missing = !head.status.is_terminal() && !runs.catalog().has(&head.definition.name);
     let blocked = missing.then_some(Blocked::DefinitionMissing);
-    Ok(RunObject::of(
-        head,
-        inbox,
-        incarnation,
-        &open,
-        engine.durable,
-        blocked,
-    ))
+    Ok(RunObject::of(head, inbox, &open, engine.durable, blocked))
 }
 
 /// The object of a run that somebody may see.
@@ -71,8 +63,7 @@ pub(super) async fn object(
 /// The store's.
 pub(super) async fn seen(runs: &Runs, seen: &Seen<'_>) -> Result<RunObject, Problem> {
     let loaded = &seen.loaded;
-    let incarnation = loaded.lease.as_ref().map(|lease| lease.incarnation);
-    object(runs, seen.engine, &loaded.head, &loaded.inbox, incarnation).await
+    object(runs, seen.engine, &loaded.head, &loaded.inbox).await
 }
 
 /// An answer that is a run.

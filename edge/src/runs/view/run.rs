@@ -77,8 +77,8 @@ pub(crate) struct RunObject {
     pub(crate) revision: String,
     /// What a resume of the run as it is needs.
     resume_token: String,
-    /// Of the lease under which somebody works on it, a decimal number; null while nobody does.
-    incarnation: Option<String>,
+    /// Of the last lease that it was written under, a decimal number; 0 before the first.
+    incarnation: String,
     /// Where it is; null when it is over and cannot go on.
     step: Option<String>,
     /// Empty when it waits for nothing.
@@ -328,11 +328,9 @@ pub(super) fn arguments(text: &str) -> Box<RawValue> {
 }
 
 impl RunObject {
-    /// `incarnation`: of a live lease.
     pub(crate) fn of(
         head: &RunHead,
         inbox: &Inbox,
-        incarnation: Option<u64>,
         open: &Open,
         durable: bool,
         blocked: Option<Blocked>,
@@ -362,7 +360,7 @@ impl RunObject {
             root_run_id: head.lineage.root.as_str().to_owned(),
             revision: head.revision.to_string(),
             resume_token: head.token().to_string(),
-            incarnation: incarnation.map(|n| n.to_string()),
+            incarnation: head.incarnation.to_string(),
             step: head.cursor.as_ref().map(|_| step_name(head.activation)),
             waiting_on: if over { Vec::new() } else { waiting_on(head, open) },
             budgets: head.budgets.iter().filter_map(budget).collect(),

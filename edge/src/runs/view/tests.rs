@@ -62,6 +62,7 @@ fn head(status: Status) -> RunHead {
         armed_waits: 0,
         effects: 0,
         traceparent: None,
+        incarnation: 9,
         commit_id: uuid::Uuid::nil(),
         created_at: at(1_000),
         updated_at: at(2_345),
@@ -147,7 +148,7 @@ fn json_of<T: Serialize>(value: &T) -> Value {
 }
 
 fn object(head: &RunHead, open: &Open) -> Value {
-    json_of(&RunObject::of(head, &Inbox::default(), Some(9), open, true, None))
+    json_of(&RunObject::of(head, &Inbox::default(), open, true, None))
 }
 
 #[test]
@@ -212,8 +213,7 @@ fn a_waiting_run_is_shown_as_the_contract_has_it() {
             "updated_at": "1970-01-01T00:00:02.345Z", "deadline": null
         })
     );
-    let text =
-        serde_json::to_string(&RunObject::of(&head, &Inbox::default(), None, &open, true, None)).unwrap();
+    let text = serde_json::to_string(&RunObject::of(&head, &Inbox::default(), &open, true, None)).unwrap();
     assert!(text.contains(r#""arguments":{"region": "eu"}"#), "{text}");
 }
 
@@ -233,7 +233,7 @@ fn an_outcome_is_passed_on_byte_for_byte_and_says_whether_the_run_can_go_on() {
         });
         let bytes = outcome.encode().unwrap();
         ended.outcome = Some(bytes.clone());
-        let of = |durable| RunObject::of(&ended, &Inbox::default(), None, &Open::default(), durable, None);
+        let of = |durable| RunObject::of(&ended, &Inbox::default(), &Open::default(), durable, None);
         let text = serde_json::to_string(&of(true)).unwrap();
         assert!(text.contains(std::str::from_utf8(&bytes).unwrap()));
         assert_eq!(json_of(&of(true))["resumable"], resumable, "{kind:?}");
@@ -268,14 +268,12 @@ fn a_cancellation_and_a_missing_definition_are_shown() {
     let told = json_of(&RunObject::of(
         &head(Status::Queued),
         &inbox,
-        None,
         &Open::default(),
         true,
         blocked,
     ));
     assert_eq!(told["cancel_requested_at"], "1970-01-01T00:00:07.000Z");
     assert_eq!(told["blocked"], "definition_missing");
-    assert_eq!(told["incarnation"], json!(null));
 }
 
 /// A run whose head names one thing.
@@ -645,7 +643,7 @@ proptest! {
     fn money_is_exact(units in any::<u64>()) {
         let mut budgets = head(Status::Running);
         budgets.budgets = BTreeMap::from([("spend".to_owned(), Budget { used: units, limit: 1 })]);
-        let text = serde_json::to_string(&RunObject::of(&budgets, &Inbox::default(), None, &Open::default(), true, None)).unwrap();
+        let text = serde_json::to_string(&RunObject::of(&budgets, &Inbox::default(), &Open::default(), true, None)).unwrap();
         let used = text.split("\"spend\":{\"used\":").nth(1).unwrap().split(',').next().unwrap();
         let (whole, part) = used.split_once('.').unwrap_or((used, ""));
         prop_assert!(part.len() <= 12 && !part.ends_with('0'));

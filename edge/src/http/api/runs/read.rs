@@ -169,7 +169,7 @@ pub(super) async fn list(
     for (engine, listed) in page.data {
         shown_runs.push(match listed {
             Listed::Run { head, inbox } => {
-                let object = shown::object(&runs, engine, &head, &inbox, None).await?;
+                let object = shown::object(&runs, engine, &head, &inbox).await?;
                 ListedRun::Run(Box::new(object))
             }
             Listed::Corrupt { run, .. } => ListedRun::Corrupt(CorruptRun::of(&run)),
