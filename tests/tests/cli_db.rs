@@ -46,14 +46,14 @@ fn refused(finished: &Finished, says: &[&str]) {
 /// A database of either kind that is spoken to with its own tools.
 enum Database {
     Sqlite(PathBuf),
-    Postgres(Postgres),
+    Postgres(Box<Postgres>),
 }
 
 impl Database {
     async fn new(kind: Db, dir: &Path) -> Self {
         match kind {
             Db::Sqlite => Self::Sqlite(dir.join("iop.db")),
-            Db::Postgres => Self::Postgres(Postgres::start().await),
+            Db::Postgres => Self::Postgres(Box::new(Postgres::start().await)),
         }
     }
 

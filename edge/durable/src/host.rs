@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -113,6 +114,7 @@ struct Shared {
     free: Arc<Semaphore>,
     /// Runs that could not be worked on, and when to look at them again.
     resting: Mutex<HashMap<RunId, Resting>>,
+    lost: AtomicU64,
 }
 
 struct Resting {
@@ -135,6 +137,7 @@ impl Host {
             free: Arc::new(Semaphore::new(workers)),
             options,
             resting: Mutex::new(HashMap::new()),
+            lost: AtomicU64::new(0),
         });
         let (stop, stopped) = watch::channel(false);
         let task = tasks::spawn("run host", look(Arc::clone(&shared), stopped));
@@ -145,6 +148,11 @@ impl Host {
     pub fn busy(&self) -> u32 {
         let workers = self.shared.options.workers.max(1);
         workers.saturating_sub(u32::try_from(self.shared.free.available_permits()).unwrap_or(u32::MAX))
+    }
+
+    /// How often a worker here lost the run that it worked on, since the start.
+    pub fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
     }
 
     /// No new claims; runs at work stop at their last committed point and go back to the queue, calls in flight get the
@@ -265,7 +273,10 @@ impl Shared {
                 self.resting.lock().remove(&run);
             }
             // Somebody else has it, or will claim it when the lease has run out.
-            Err(RunError::LeaseLost | RunError::Busy) => {}
+            Err(RunError::LeaseLost) => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(RunError::Busy) => {}
             Err(error) => self.rest(run, error.code()),
         }
     }

@@ -106,6 +106,11 @@ impl Engine {
         self.host.lock().as_ref().map_or(0, Host::busy)
     }
 
+    /// How often a worker lost its run, since the start.
+    fn lost(&self) -> u64 {
+        self.host.lock().as_ref().map_or(0, Host::lost)
+    }
+
     /// Follows a run from behind this event.
     pub(crate) fn follow(&self, run: &RunId, after: u64) -> Follow {
         self.live.follow(Arc::clone(&self.store), run, after, FOLLOW_POLL)

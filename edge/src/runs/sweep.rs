@@ -93,6 +93,10 @@ async fn read_gauges(runs: &Runs) -> Result<(), StoreError> {
     metrics.sweeper_lag_seconds.set(lag.as_secs_f64());
     let busy = runs.engines().iter().map(|engine| engine.busy()).sum::<u32>();
     metrics.run_workers_busy.set(i64::from(busy));
+    let lost = runs.engines().iter().map(|engine| engine.lost()).sum::<u64>();
+    metrics
+        .lease_losses
+        .inc_by(lost.saturating_sub(metrics.lease_losses.get()));
     Ok(())
 }
 

@@ -49,12 +49,15 @@ impl Partial {
         path.push(".partial");
         let path = PathBuf::from(path);
         let made = OpenOptions::new().create_new(true).write(true).open(&path);
-        let file = made.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => taken(
-                &path,
-                "is there already: another copy is being made, or one was broken off and can be removed",
-            ),
-            _ => taken(&path, &error.to_string()),
+        let file = made.map_err(|error| {
+            if error.kind() == io::ErrorKind::AlreadyExists {
+                taken(
+                    &path,
+                    "is there already: another copy is being made, or one was broken off and can be removed",
+                )
+            } else {
+                taken(&path, &error.to_string())
+            }
         })?;
         let partial = Self(path);
         file.set_permissions(permissions)
