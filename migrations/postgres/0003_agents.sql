@@ -33,3 +33,6 @@ CREATE INDEX runs_owner ON runs (owner, created_at, run_id) WHERE owner IS NOT N
 
 -- Keys are forgotten from the oldest on.
 CREATE INDEX idempotency_keys_created ON idempotency_keys (created_at);
+
+-- Where a delivery went is found by its id. The ledgers of waits alone: `;` is the character after `:`.
+CREATE INDEX decisions_of_waits ON decisions (decision_id, scope) WHERE scope >= 'wait:' AND scope < 'wait;';

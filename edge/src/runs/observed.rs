@@ -259,6 +259,15 @@ impl Store for Observed {
         self.inner.armed(correlation, limit)
     }
 
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>> {
+        self.inner.addressed(correlation, id, limit)
+    }
+
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
         self.inner.gates(filter)
     }

@@ -202,13 +202,21 @@ impl Runs {
         if !is_operator {
             caller.require(Role::Inference)?;
         }
+        let fits = |wait: &WaitRecord| takes_events(wait, is_operator);
+        let mut told = Vec::new();
         let mut armed = Vec::new();
         for engine in self.engines() {
-            let found = engine.store.armed(&deliver.correlation, NAMED).await?;
-            let fitting = found.into_iter().filter(|wait| takes_events(wait, is_operator));
-            armed.extend(fitting.map(|wait| (engine, wait)));
+            let store = &engine.store;
+            let found = store.addressed(&deliver.correlation, &deliver.id, NAMED).await?;
+            told.extend(found.into_iter().filter(fits).map(|wait| (engine, wait)));
+            let found = store.armed(&deliver.correlation, NAMED).await?;
+            armed.extend(found.into_iter().filter(fits).map(|wait| (engine, wait)));
         }
-        let (engine, wait) = the_one(armed)?;
+        // One that is sent once more is for the wait that has it, whatever waits by now.
+        let (engine, wait) = match told.into_iter().next() {
+            Some(told) => told,
+            None => the_one(armed)?,
+        };
         let loaded = engine.store.load(&wait.run).await?;
         deliver_to(engine, &loaded, &wait, deliver, &decider(caller)).await
     }

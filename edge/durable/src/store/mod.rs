@@ -321,6 +321,14 @@ pub trait Store: Send + Sync + 'static {
     fn waits(&self, run: &RunId) -> Answer<'_, Vec<WaitRecord>>;
     /// Armed waits for an event, over all runs, at most `limit`.
     fn armed(&self, correlation: &CorrelationId, limit: u32) -> Answer<'_, Vec<WaitRecord>>;
+    /// Waits for an event, over all runs and whatever became of them, whose ledger has this id: where a delivery went that is
+    /// sent once more. At most `limit`; a corrupt row hides nothing.
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>>;
     /// Gates and waits of a kind over all runs, each with the definition of its run. What is corrupt, or of a run that is set
     /// aside, is left out and hides nothing; fewer than `limit` are all there are.
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>>;

@@ -36,6 +36,7 @@ words! {
         Wait => "wait",
         Waits => "waits",
         Armed => "armed",
+        Addressed => "addressed",
         Gates => "gates",
         Decision => "decision",
         Decisions => "decisions",
@@ -85,6 +86,7 @@ impl Op {
             | Self::Wait
             | Self::Waits
             | Self::Armed
+            | Self::Addressed
             | Self::Gates
             | Self::Decision
             | Self::Decisions
@@ -310,6 +312,16 @@ impl Store for FaultStore {
     fn armed(&self, correlation: &CorrelationId, limit: u32) -> Answer<'_, Vec<WaitRecord>> {
         let correlation = correlation.clone();
         self.run(Op::Armed, move |store| store.armed(&correlation, limit))
+    }
+
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>> {
+        let (correlation, id) = (correlation.clone(), id.clone());
+        self.run(Op::Addressed, move |store| store.addressed(&correlation, &id, limit))
     }
 
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {

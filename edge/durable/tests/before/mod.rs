@@ -12,7 +12,7 @@ use iop_durable::testing::build::{
 };
 
 /// Undoes the step, one statement each. No run has an owner, so what is left is what the step before had.
-pub(crate) const UNDO: [&str; 10] = [
+pub(crate) const UNDO: [&str; 11] = [
     "DROP INDEX IF EXISTS runs_aside",
     "DROP INDEX runs_owner",
     "ALTER TABLE runs DROP COLUMN owner",
@@ -20,6 +20,7 @@ pub(crate) const UNDO: [&str; 10] = [
     "DROP INDEX waits_kind_armed",
     "ALTER TABLE waits DROP COLUMN kind",
     "DROP INDEX idempotency_keys_created",
+    "DROP INDEX decisions_of_waits",
     "DROP TABLE definition_names",
     "DELETE FROM _sqlx_migrations WHERE version > 2",
     // Two versions of an agent, which nothing but their rows knew.

@@ -275,6 +275,21 @@ impl Store for Spy {
         })
     }
 
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>> {
+        let (correlation, id) = (correlation.clone(), id.clone());
+        Box::pin(async move {
+            self.begins(Op::Addressed).await?;
+
+            let answer = self.inner.addressed(&correlation, &id, limit).await;
+            self.ended(Op::Addressed, answer).await
+        })
+    }
+
     fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Answer<'_, Option<DecisionRecord>> {
         let run = run.clone();
         let scope = scope.clone();

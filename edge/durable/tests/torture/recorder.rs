@@ -270,6 +270,16 @@ impl Store for Recorder {
         self.pass(move |store| store.armed(&correlation, limit))
     }
 
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>> {
+        let (correlation, id) = (correlation.clone(), id.clone());
+        self.pass(move |store| store.addressed(&correlation, &id, limit))
+    }
+
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
         self.pass(|store| store.gates(filter))
     }

@@ -159,6 +159,16 @@ impl Store for MemoryStore {
         Box::pin(async move { self.read(|tables, _| Ok(tables.armed(&correlation, limit))) })
     }
 
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>> {
+        let (correlation, id) = (correlation.clone(), id.clone());
+        Box::pin(async move { self.read(|tables, _| Ok(tables.addressed(&correlation, &id, limit))) })
+    }
+
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
         Box::pin(async move { self.read(|tables, _| Ok(tables.gates(&filter))) })
     }

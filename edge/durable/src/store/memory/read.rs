@@ -102,6 +102,31 @@ impl Tables {
         armed
     }
 
+    pub(super) fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Vec<WaitRecord> {
+        let told = |rows: &RunRows, wait: &str| {
+            let wait = WaitId::new(wait).ok();
+            wait.is_some_and(|wait| {
+                rows.decisions
+                    .contains_key(&(Scope::Wait(wait), id.as_str().to_owned()))
+            })
+        };
+        let mut found: Vec<WaitRecord> = self
+            .runs
+            .iter()
+            .flat_map(|(run, rows)| rows.waits.values().map(move |row| (run, rows, row)))
+            .filter(|(_, rows, row)| row.correlation_id == correlation.as_str() && told(rows, &row.wait_id))
+            .filter_map(|(run, rows, row)| rows.open_wait(run, row).ok())
+            .collect();
+        found.sort_by(|a, b| (a.armed_at, &a.run, &a.id).cmp(&(b.armed_at, &b.run, &b.id)));
+        found.truncate(limit as usize);
+        found
+    }
+
     pub(super) fn decision(&self, run: &RunId, scope: &Scope, id: &DecisionId) -> Option<DecisionRecord> {
         let key = (scope.clone(), id.as_str().to_owned());
         self.runs.get(run)?.decisions.get(&key).cloned()

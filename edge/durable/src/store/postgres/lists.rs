@@ -3,7 +3,7 @@
 use super::connect::Pool;
 use super::rows::WAITS;
 use super::sql::{NOW, Sql};
-use crate::ids::{CorrelationId, RunId};
+use crate::ids::{CorrelationId, DecisionId, RunId};
 use crate::record::WaitRecord;
 use crate::store::rows::{self, all};
 use crate::store::{Due, Listed, RunFilter, StoreError};
@@ -19,6 +19,28 @@ pub(super) async fn armed(
         .read(|| {
             let mut sql = Sql::new(WAITS);
             sql.push("WHERE w.status = 'armed' AND w.correlation_id = ")
+                .bind(correlation.as_str())
+                .push(" ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ")
+                .bind(i64::from(limit));
+            sql
+        })
+        .await?;
+    Ok(rows.iter().filter_map(|row| rows::wait(row, None).ok()).collect())
+}
+
+/// A corrupt row does not hide the others, as above.
+pub(super) async fn addressed(
+    pool: &Pool,
+    correlation: &CorrelationId,
+    id: &DecisionId,
+    limit: u32,
+) -> Result<Vec<WaitRecord>, StoreError> {
+    let rows = pool
+        .read(|| {
+            let mut sql = Sql::new(WAITS);
+            sql.push("JOIN decisions t ON t.run_id = w.run_id AND t.scope = 'wait:' || w.wait_id WHERE t.decision_id = ")
+                .bind(id.as_str())
+                .push(" AND t.scope >= 'wait:' AND t.scope < 'wait;' AND w.correlation_id = ")
                 .bind(correlation.as_str())
                 .push(" ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ")
                 .bind(i64::from(limit));

@@ -225,6 +225,16 @@ impl Store for PostgresStore {
         Box::pin(async move { lists::armed(&self.pool, &correlation, limit).await })
     }
 
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>> {
+        let (correlation, id) = (correlation.clone(), id.clone());
+        Box::pin(async move { lists::addressed(&self.pool, &correlation, &id, limit).await })
+    }
+
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
         Box::pin(async move { gates::gates(&self.pool, &filter).await })
     }

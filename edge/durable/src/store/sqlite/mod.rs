@@ -271,6 +271,16 @@ impl Store for SqliteStore {
         Box::pin(async move { self.reads.armed(&correlation, limit).await })
     }
 
+    fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Answer<'_, Vec<WaitRecord>> {
+        let (correlation, id) = (correlation.clone(), id.clone());
+        Box::pin(async move { self.reads.addressed(&correlation, &id, limit).await })
+    }
+
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
         Box::pin(self.reads.gates(filter))
     }

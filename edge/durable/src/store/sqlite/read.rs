@@ -178,6 +178,30 @@ impl Reads {
         }
     }
 
+    pub(super) async fn addressed(
+        &self,
+        correlation: &CorrelationId,
+        id: &DecisionId,
+        limit: u32,
+    ) -> Result<Vec<WaitRecord>, StoreError> {
+        const SQL: &str = concat!(
+            "SELECT ",
+            wait_columns!(),
+            " FROM decisions d INDEXED BY decisions_of_waits CROSS JOIN waits w \
+             ON w.run_id = d.run_id AND w.wait_id = substr(d.scope, 6) \
+             WHERE d.decision_id = ? AND d.scope >= 'wait:' AND d.scope < 'wait;' AND w.correlation_id = ? \
+             ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ?"
+        );
+        let mut reader = self.readers.get().await?;
+        let found = reader
+            .rows(SQL, args![id.as_str(), correlation.as_str(), i64::from(limit)])
+            .await?;
+        Ok(found
+            .iter()
+            .filter_map(|row| rows::wait(row, None).ok())
+            .collect())
+    }
+
     pub(super) async fn decision(
         &self,
         run: &RunId,

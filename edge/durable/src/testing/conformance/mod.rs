@@ -118,6 +118,7 @@ macro_rules! conformance_tests {
                 an_activity_is_written_over_its_earlier_self,
                 waits_come_in_the_order_they_were_armed,
                 armed_waits_are_found_by_correlation_over_all_runs,
+                a_delivery_is_found_again_over_all_runs,
                 decisions_come_in_order_per_ledger,
                 steps_come_in_pages_in_order,
                 events_come_in_pages_in_order,

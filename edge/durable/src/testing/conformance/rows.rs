@@ -2,11 +2,12 @@
 
 use super::support::{activity_ids, commit, held, queued, wait_ids};
 use crate::ids::ActivityId;
-use crate::record::{ActivityRecord, ActivityState, EventName, Scope, WaitStatus};
+use crate::record::{ActivityRecord, ActivityState, EventName, Scope, WaitRecord, WaitStatus};
 use crate::store::{Acquired, Store};
 use crate::testing::Fixture;
 use crate::testing::build::{
-    activity, advance, at, completed, correlation, decision, delivered, event, payload, run, step, wait,
+    activity, advance, at, completed, correlation, decision, decision_id, delivered, event, payload, run,
+    step, wait,
 };
 
 /// Activities in every state over three activations.
@@ -161,6 +162,46 @@ pub async fn armed_waits_are_found_by_correlation_over_all_runs(fixture: &dyn Fi
     assert_eq!(found, expected);
     assert_eq!(store.armed(&correlation("order 7"), 2).await.unwrap().len(), 2);
     assert!(store.armed(&correlation("order"), 10).await.unwrap().is_empty());
+}
+
+pub async fn a_delivery_is_found_again_over_all_runs(fixture: &dyn Fixture) {
+    let store = fixture.store();
+    let mut expected = Vec::new();
+    for name in ["a", "b"] {
+        let mut acquired = held(&*store, name).await;
+        let id = acquired.lease.run.clone();
+        let now = acquired.loaded.now;
+        let armed = wait(&id, 1, "armed", "order 7", now);
+        let settled = delivered(wait(&id, 1, "settled", "order 7", now), "d", payload("x"), now);
+        let other = wait(&id, 1, "other", "order 77", now);
+        let scope = |wait: &WaitRecord| Scope::Wait(wait.id.clone());
+        let mut next = advance(&acquired);
+        next.decisions = vec![
+            decision(&id, scope(&settled), "d", now),
+            decision(&id, scope(&other), "d", now),
+            decision(&id, scope(&armed), "late", now),
+            decision(&id, Scope::Operator, "d", now),
+            decision(&id, Scope::Cancel, "d", now),
+        ];
+        expected.push(settled.id.clone());
+        next.waits = vec![armed, settled, other];
+        commit(&*store, &mut acquired, next).await;
+    }
+    let find = async |about: &str, id: &str, limit: u32| {
+        let found = store
+            .addressed(&correlation(about), &decision_id(id), limit)
+            .await;
+        wait_ids(&found.unwrap())
+    };
+    let mut found = find("order 7", "d", 10).await;
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+    assert_eq!(find("order 7", "d", 1).await.len(), 1);
+    assert_eq!(find("order 7", "late", 10).await.len(), 2);
+    assert_eq!(find("order 77", "d", 10).await.len(), 2);
+    assert!(find("order", "d", 10).await.is_empty());
+    assert!(find("order 7", "D", 10).await.is_empty());
 }
 
 pub async fn decisions_come_in_order_per_ledger(fixture: &dyn Fixture) {
