@@ -206,6 +206,20 @@ impl Process {
         kib * 1024
     }
 
+    /// Processor time used so far, in steps of 10 ms.
+    ///
+    /// # Panics
+    /// When the process is gone.
+    pub fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
+        // Behind the name, which may hold anything: utime and stime are the 12th and 13th, in hundredths of a second.
+        let fields: Vec<u64> = stat
+            .rsplit_once(')')
+            .map(|(_, rest)| rest.split_ascii_whitespace().map(|n| n.parse().unwrap_or(0)).collect())
+            .unwrap_or_default();
+        Duration::from_millis((fields[11] + fields[12]) * 10)
+    }
+
     /// Local addresses on which the process listens, as the kernel prints them.
     pub fn listening(&self) -> Vec<String> {
         let inodes: HashSet<String> = std::fs::read_dir(format!("/proc/{}/fd", self.pid))
