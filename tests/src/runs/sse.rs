@@ -67,6 +67,11 @@ impl Sse {
         seen
     }
 
+    /// Whether the stream ended as its framing says, and was not cut.
+    pub fn complete(&self) -> bool {
+        self.conn.complete()
+    }
+
     /// Reads to the end of the stream.
     pub async fn rest(&mut self) -> Vec<Event> {
         let mut seen = Vec::new();
