@@ -8,6 +8,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use iop_tests::process::bin_dir;
+use iop_tests::run;
+use iop_tests::stack::Edge;
+use serde_json::json;
 
 const MARKER: &str = "<!-- run -->\n```sh\n";
 /// Stands between the outputs of two blocks.
@@ -153,6 +156,51 @@ fn the_readme_approves_an_agent_from_the_shell() {
     let before = "iop-edge >edge.log 2>&1 &\n\
                   curl -s -o ready --retry 20 --retry-delay 1 --retry-connrefused http://127.0.0.1:8080/readyz";
     runs_as_written("README.md", 1, before);
+}
+
+#[test]
+fn the_tool_of_the_demonstration_is_there_and_nowhere_else() {
+    run(60, async {
+        let dir = tempfile::tempdir().unwrap();
+        let server = "[server]\nlisten = \"127.0.0.1:0\"\n";
+        let plain = Edge::start(dir.path(), server, &[], None).await;
+        plain
+            .client()
+            .get("/demo/deploys")
+            .await
+            .assert_error(404, "not_found");
+
+        let edge = Edge::start(dir.path(), &format!("demo = true\n{server}"), &[], None).await;
+        let client = edge.client();
+        let body = r#"{"service":"website","region":"eu"}"#;
+        let wrong = client.request("POST", "/demo/deploy", &[], body.as_bytes()).await;
+        wrong.assert_error(400, "invalid_request_error");
+        assert!(wrong.text().contains("Idempotency-Key"), "{}", wrong.text());
+        let with_key = |body: &'static str| {
+            let headers = [("idempotency-key", "k/1")];
+            let client = edge.client();
+            async move {
+                client
+                    .request("POST", "/demo/deploy", &headers, body.as_bytes())
+                    .await
+            }
+        };
+        for wrong in ["{}", r#"{"service":"website","region":"eu","x":1}"#, "no json"] {
+            with_key(wrong).await.assert_error(400, "invalid_request_error");
+        }
+        client
+            .get("/demo/deploy")
+            .await
+            .assert_error(405, "method_not_allowed");
+        client.get("/demo/other").await.assert_error(404, "not_found");
+        assert_eq!(client.get("/demo/deploys").await.json()["data"], json!([]));
+
+        let (first, second) = tokio::join!(with_key(body), with_key(body));
+        assert_eq!((first.status(), first.json()), (200, second.json()));
+        let all = client.get("/demo/deploys").await.json();
+        assert_eq!(all["data"][0]["requests"], 2, "{all}");
+        assert_eq!(all["data"][0]["applied"], 1, "{all}");
+    });
 }
 
 #[test]
