@@ -162,6 +162,7 @@ pub struct Metrics {
     pub runs_ended: Counters<(EndStatus,)>,
     /// From the acceptance to the end, whatever was waited for between them.
     pub run_duration: Histograms<(EndStatus,)>,
+    /// Of the attempt that settled it; what it waited for before is not in it.
     pub run_step_duration: Histograms<(StepKind,)>,
     pub approvals_pending: IntGauge,
     /// 0 when none is pending.

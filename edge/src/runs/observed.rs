@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iop_durable::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
-use iop_durable::patterns::REASON;
 use iop_durable::record::{
-    ActivityRecord, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Scope, Status, StepRecord,
-    WaitRecord, WaitStatus, WaitingKind,
+    ActivityRecord, ActivityState, CheckpointRecord, DecisionRecord, DefinitionRef, EventRecord, Origin,
+    Scope, Status, StepRecord, WaitRecord, WaitStatus, WaitingKind,
 };
 use iop_durable::store::{
     Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
@@ -19,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::live::Live;
-use crate::agents::journal::{ApprovalAnswer, ApprovalDecision};
+use crate::agents::journal::{ApprovalAnswer, ApprovalDecision, INPUT, MODEL, REFUSAL};
 use crate::metrics::{CommitError, DecisionLabel, EndStatus, Metrics, StepKind};
 
 /// A store that is watched.
@@ -48,9 +47,6 @@ impl Observed {
 
     fn failed(&self, error: &StoreError) {
         self.metrics.checkpoint_errors.at((CommitError::of(error),)).inc();
-        if matches!(error, StoreError::LeaseLost) {
-            self.metrics.lease_losses.inc();
-        }
     }
 
     /// What a commit changed, counted once it is in the store.
@@ -76,9 +72,7 @@ impl Observed {
                 let _ = self.ended.send(changed.run.clone());
             }
         }
-        if changed.status == Status::Ambiguous {
-            metrics.ambiguous_effects.inc();
-        }
+        metrics.ambiguous_effects.inc_by(changed.unknown);
         self.live.committed(&changed.run, changed.event_seq);
     }
 }
@@ -92,6 +86,8 @@ struct Changed {
     has_parent: bool,
     steps: Vec<(StepKind, Duration)>,
     approvals: Vec<(DecisionLabel, Duration)>,
+    /// Calls whose effect this commit says is unknown; one that was unknown before is not written again.
+    unknown: u64,
 }
 
 impl Changed {
@@ -103,22 +99,30 @@ impl Changed {
             event_seq: head.event_seq,
             lasted: head.updated_at.since(head.created_at),
             has_parent: head.lineage.parent.is_some(),
-            steps: commit
-                .steps
-                .iter()
-                .map(|step| (kind_of(step.node.as_str()), step.ended_at.since(step.started_at)))
-                .collect(),
+            steps: commit.activities.iter().filter_map(measured).collect(),
             approvals: commit.waits.iter().filter_map(decided).collect(),
+            unknown: commit
+                .activities
+                .iter()
+                .map(|activity| u64::from(activity.state == ActivityState::Unknown))
+                .sum(),
         }
     }
 }
 
-fn kind_of(node: &str) -> StepKind {
-    if node == REASON {
-        StepKind::ModelTurn
-    } else {
-        StepKind::ToolCall
+/// How long the attempt took that settled a turn or a call; `None` for what was not dispatched here, or is not over.
+fn measured(activity: &ActivityRecord) -> Option<(StepKind, Duration)> {
+    let over = matches!(activity.state, ActivityState::Completed | ActivityState::Failed);
+    if !over || activity.origin != Some(Origin::Live) || activity.implementation == REFUSAL {
+        return None;
     }
+    let kind = match activity.key.as_str() {
+        INPUT => return None,
+        MODEL => StepKind::ModelTurn,
+        _ => StepKind::ToolCall,
+    };
+    let attempt = activity.attempts.last()?;
+    Some((kind, attempt.ended_at?.since(attempt.started_at)))
 }
 
 /// How an approval was settled, and how long that took; `None` for every other wait.
@@ -182,7 +186,9 @@ impl Store for Observed {
 
     fn post(&self, post: Post) -> Answer<'_, u64> {
         let asked = Instant::now();
-        let approvals: Vec<_> = post.waits.iter().filter_map(decided).collect();
+        // What wakes nobody has settled nothing: it came second.
+        let settles = post.waits.iter().filter(|_| post.wake);
+        let approvals: Vec<_> = settles.filter_map(decided).collect();
         Box::pin(async move {
             let posted = self.inner.post(post).await;
             match &posted {
@@ -204,14 +210,7 @@ impl Store for Observed {
     }
 
     fn renew(&self, leases: Vec<Lease>, ttl: Duration) -> Answer<'_, Vec<Renewal>> {
-        Box::pin(async move {
-            let renewed = self.inner.renew(leases, ttl).await;
-            if let Ok(renewals) = &renewed {
-                let lost = renewals.iter().filter(|renewal| matches!(renewal, Renewal::Lost));
-                self.metrics.lease_losses.inc_by(lost.count() as u64);
-            }
-            renewed
-        })
+        self.inner.renew(leases, ttl)
     }
 
     fn acquire(&self, run: &RunId, request: LeaseRequest) -> Answer<'_, Acquired> {
