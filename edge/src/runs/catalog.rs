@@ -231,9 +231,7 @@ impl Catalog {
         }
         let defined = self.define(name, &spec, Origin::Api).await?;
         let version = self.newest(name).await?;
-        self.available
-            .write()
-            .insert(name.to_owned(), version.created_at);
+        self.available.write().insert(name.to_owned(), version.created_at);
         Ok((version, matches!(defined, Defined::New { .. })))
     }
 

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Response, Uri};
 use iop_durable::ids::RunId;
 use iop_durable::record::RunHead;
-use iop_durable::store::Loaded;
+use iop_durable::store::{Loaded, StoreError};
 use iop_shared::execution::Endpoint;
 use iop_shared::openai::answer::{Author, ChatAnswer, Kept, ResponsesAnswer};
 use serde_json::value::RawValue;
@@ -40,7 +40,7 @@ use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
 use crate::gate::{GateBody, RequestGuard};
 use crate::runs::catalog::AGENT;
-use crate::runs::problem::Code;
+use crate::runs::problem::Problem;
 use crate::runs::{CreateRun, Engine, Runs, Seen};
 
 /// What the names of agents begin with among models.
@@ -89,10 +89,14 @@ impl Ask {
         let (Some(id), Some(runs)) = (id, app.runs()) else {
             return false;
         };
-        match runs.see(&self.caller, id.run.as_str()).await {
-            Ok(_) => true,
-            Err(problem) => problem.code != Code::RunNotFound,
+        // Whoever asks: a run that is not for this caller is not for a provider either.
+        for engine in runs.engines() {
+            match engine.store.load(&id.run).await {
+                Err(StoreError::NotFound) => {}
+                Ok(_) | Err(_) => return true,
+            }
         }
+        false
     }
 
     fn agent(&self) -> Option<&str> {
@@ -281,8 +285,7 @@ async fn pen(
     let mut begun = head.created_at;
     if id.after > 0 {
         let events = engine.store.events(&head.id, id.after - 1, 1).await;
-        let events =
-            events.map_err(|error| Fault::from(crate::runs::problem::Problem::from(error)).of(&id.run))?;
+        let events = events.map_err(|error| Fault::from(Problem::from(error)).of(&id.run))?;
         begun = events.first().map_or(begun, |event| event.time);
     }
     let author = Author {
