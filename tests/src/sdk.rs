@@ -28,8 +28,21 @@ pub fn source_dir() -> PathBuf {
 /// # Panics
 /// When it cannot be installed.
 pub fn python() -> PathBuf {
-    let pins = source_dir().join("requirements.txt");
-    let dir = install("python", &[&pins], |dir| {
+    venv("python", "requirements.txt").join("python")
+}
+
+/// The pinned `schemathesis`.
+///
+/// # Panics
+/// When it cannot be installed.
+pub fn fuzzer() -> PathBuf {
+    venv("fuzzer", "fuzz.txt").join("schemathesis")
+}
+
+/// Where the programs are of a Python with the packages of a file in `tests/sdk`.
+fn venv(name: &str, pins: &str) -> PathBuf {
+    let pins = source_dir().join(pins);
+    let dir = install(name, &[&pins], |dir| {
         let venv = dir.join("venv");
         must(Command::new("python3").args(["-m", "venv"]).arg(&venv));
         must(
@@ -45,7 +58,7 @@ pub fn python() -> PathBuf {
                 .arg(&pins),
         );
     });
-    dir.join("venv/bin/python")
+    dir.join("venv/bin")
 }
 
 /// A folder with `node_modules` as pinned in `tests/<package>/package-lock.json`.

@@ -1,0 +1,142 @@
+//! `/api/v1` as its own document describes it, called with what a generator makes of that document (schemathesis): no request is
+//! answered with a failure of the edge, every answer is one that the document knows.
+
+use std::path::Path;
+use std::time::Duration;
+
+use iop_tests::llm::Say;
+use iop_tests::run;
+use iop_tests::runs::agents::{FRAGILE, GUARDED, WORKER, all};
+use iop_tests::runs::{Api, Db, OWNER, ROOT, World};
+use iop_tests::sdk::{fuzzer, source_dir};
+use iop_tests::tool_stub::Answer;
+use serde_json::{Value, json};
+
+const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,\
+                      response_schema_conformance,unsupported_method,allow_header_conformance,ignored_auth";
+
+/// Runs in every state that a run can rest in, with what a request about them needs to know.
+async fn known(world: &World) -> Vec<Value> {
+    let (api, llm) = (world.api(), &world.stubs.llm);
+    llm.plays("ask", vec![Say::call("c1", "deploy", "{}"), Say::text("done")]);
+    let prompt = "{\"prompt\":\"How many?\",\"schema\":{\"type\":\"integer\"}}";
+    llm.plays(
+        "count",
+        vec![Say::call("c1", "request_input", prompt), Say::text("done")],
+    );
+    llm.plays("cut", vec![Say::call("c1", "deploy", "{}"), Say::text("done")]);
+    llm.plays("fail", vec![Say::status(429)]);
+    llm.plays(
+        "look",
+        vec![Say::call("c1", "lookup", "{\"sku\":\"a\"}"), Say::text("done")],
+    );
+    let mut runs = Vec::new();
+    for _ in 0..4 {
+        let asks = api.run(GUARDED, "ask").await;
+        let on = api.waits_on(&asks, "approval", 1).await;
+        runs.push(
+            json!({"id": asks, "approval_id": on[0]["id"], "arguments_digest": on[0]["arguments_digest"]}),
+        );
+
+        let counts = api.run(WORKER, "count").await;
+        let on = api.waits_on(&counts, "input", 1).await;
+        runs.push(
+            json!({"id": counts, "input_id": on[0]["id"], "wait_id": on[0]["id"],
+                         "correlation_id": on[0]["correlation_id"]}),
+        );
+
+        world.stubs.tools.script("/deploy", vec![Answer::cut()]);
+        let unknown = api.run(WORKER, "cut").await;
+        let seen = api.until(&unknown, &["ambiguous"]).await;
+        let activity = seen["waiting_on"][0]["activity_id"].as_str().unwrap();
+        let record = api.seen(&format!("/runs/{unknown}/activities/{activity}")).await;
+        runs.push(json!({"id": unknown, "activity_id": activity, "input_digest": record["input_digest"]}));
+
+        let failed = api.run(FRAGILE, "fail").await;
+        api.until(&failed, &["failed"]).await;
+        runs.push(json!({"id": failed}));
+        let done = api.run(WORKER, "look").await;
+        api.succeeded(&done).await;
+        runs.push(json!({"id": done}));
+    }
+    for run in &mut runs {
+        let seen = api.seen_run(run["id"].as_str().unwrap()).await;
+        run["resume_token"] = seen["resume_token"].clone();
+    }
+    runs
+}
+
+/// One session of the generator with a key, or with none.
+async fn fuzzed(api: &Api, dir: &Path, key: Option<&str>, examples: u32) {
+    let program = tokio::task::spawn_blocking(fuzzer).await.unwrap();
+    let hooks = source_dir().join("fuzz_hooks.py");
+    let mut config = format!(
+        "hooks = {hooks:?}\n[checks]\nnot_a_server_error.expected-statuses = [\"2xx\", \"4xx\", 501]\n"
+    );
+    if let Some(key) = key {
+        config.push_str(&format!("[auth.openapi.api_key]\nbearer = {key:?}\n"));
+    }
+    std::fs::write(dir.join("schemathesis.toml"), config).unwrap();
+    let (address, examples) = (format!("http://{}", api.client.addr), examples.to_string());
+    let mut command = tokio::process::Command::new(program);
+    command
+        .args(["--config-file", "schemathesis.toml", "run", "openapi.json"])
+        .args(["--url", &address, "--checks", CHECKS, "--max-examples", &examples])
+        .args([
+            "--seed",
+            "5",
+            "--continue-on-failure",
+            "--no-shrink",
+            "--no-color",
+        ])
+        .args([
+            "--suppress-health-check",
+            "all",
+            "--request-timeout",
+            "20",
+            "--warnings",
+            "off",
+        ])
+        .env("FUZZ_KNOWN", dir.join("known.json"))
+        .env("NO_PROXY", "*")
+        .current_dir(dir)
+        .kill_on_drop(true);
+    let output = tokio::time::timeout(Duration::from_secs(120), command.output()).await;
+    let output = output.expect("the generator does not end").unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "with {key:?}: {said}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // Not one operation was left out.
+    let document: Value = serde_json::from_slice(&std::fs::read(dir.join("openapi.json")).unwrap()).unwrap();
+    let paths = document["paths"].as_object().unwrap().values();
+    let operations: usize = paths.map(|path| path.as_object().unwrap().len()).sum();
+    assert!(operations > 30, "{operations}");
+    assert!(said.contains(&format!("Tested: {operations}\n")), "{said}");
+}
+
+#[test]
+fn generated_requests_are_answered_as_the_document_says() {
+    run(300, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let dir = tempfile::tempdir().unwrap();
+        let document = api.get("/openapi.json").await;
+        assert_eq!(document.status(), 200, "{}", document.text());
+        std::fs::write(dir.path().join("openapi.json"), document.text()).unwrap();
+        let told = json!({"agent": WORKER, "runs": known(&world).await, "spare": known(&world).await});
+        std::fs::write(dir.path().join("known.json"), told.to_string()).unwrap();
+
+        fuzzed(&api, dir.path(), None, 3).await;
+        fuzzed(&api, dir.path(), Some(OWNER), 5).await;
+        fuzzed(&api, dir.path(), Some(ROOT), 25).await;
+
+        let edge = &world.edges[0];
+        assert_eq!(edge.scrape().await.sum("iop_edge_panics_total", &[]), 0.0);
+        let errors = edge.process.lines_with("\"level\":\"ERROR\"");
+        assert!(errors.is_empty(), "{errors:?}");
+        world.holds().await;
+    });
+}
