@@ -100,6 +100,45 @@ fn ci_runs_the_test_command_of_the_readme() {
     assert!(!ci.contains("nextest run"), "no second copy");
 }
 
+/// The words of a page's code marks.
+fn marked(text: &str) -> BTreeSet<&str> {
+    let prose = text.split("```").step_by(2);
+    prose
+        .flat_map(|part| part.split('`').skip(1).step_by(2))
+        .flat_map(|code| code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'))
+        .collect()
+}
+
+#[test]
+fn every_key_of_a_declaration_is_explained() {
+    run(60, async {
+        let dir = tempfile::tempdir().unwrap();
+        let toml = "[server]\nlisten = \"127.0.0.1:0\"\n";
+        let edge = Edge::start(dir.path(), toml, &[], None).await;
+        let document = edge.client().get("/api/v1/openapi.json").await.json();
+        let page = read("docs/agents.md");
+        let (marked, mut seen, mut keys) = (marked(&page), BTreeSet::new(), 0);
+        let mut schemas = vec!["AgentSpec".to_owned()];
+        while let Some(name) = schemas.pop() {
+            let schema = &document["components"]["schemas"][&name];
+            for (key, _) in schema["properties"].as_object().into_iter().flatten() {
+                assert!(
+                    marked.contains(key.as_str()),
+                    "{name}.{key} is not in docs/agents.md"
+                );
+                keys += 1;
+            }
+            for part in schema.to_string().split("#/components/schemas/").skip(1) {
+                let next = part.split('"').next().unwrap().to_owned();
+                if seen.insert(next.clone()) {
+                    schemas.push(next);
+                }
+            }
+        }
+        assert!(keys > 40, "{keys} keys in {seen:?}");
+    });
+}
+
 fn documents() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = [root(), root().join("docs"), root().join("dashboards")]
         .iter()
