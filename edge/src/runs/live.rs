@@ -177,7 +177,7 @@ impl Follow {
     }
 
     fn gather(&mut self) {
-        loop {
+        while self.pieces.len() < PIECES {
             match self.incoming.try_recv() {
                 Ok(piece) => self.pieces.push_back(piece),
                 Err(broadcast::error::TryRecvError::Lagged(_)) => {}

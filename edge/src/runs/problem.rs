@@ -192,26 +192,27 @@ impl Problem {
 impl From<RunError> for Problem {
     fn from(error: RunError) -> Self {
         let code = Code::parse(error.code()).unwrap_or(Code::InternalError);
-        let message = match &error {
-            // Their texts may name the database.
-            RunError::JournalUnavailable(_) => Cow::Borrowed("The journal did not confirm; ask again."),
-            RunError::StoreUnavailable(_) => Cow::Borrowed("The store is not available; try again."),
-            RunError::InvalidToken(_) => Cow::Borrowed("resume_token is not a resume token."),
-            other => Cow::Owned(other.to_string()),
+        // The texts of a store's errors may name the database.
+        let message = if matches!(error, RunError::JournalUnavailable(_)) {
+            Cow::Borrowed("The journal did not confirm; ask again.")
+        } else if matches!(error, RunError::StoreUnavailable(_)) {
+            Cow::Borrowed("The store is not available; try again.")
+        } else if matches!(error, RunError::InvalidToken(_)) {
+            Cow::Borrowed("resume_token is not a resume token.")
+        } else {
+            Cow::Owned(error.to_string())
         };
         let mut problem = Self::new(code, message);
-        match &error {
-            RunError::InvalidToken(_) => problem.param = Some("resume_token".into()),
-            RunError::InvalidRequest { field, .. } => problem.param = Some((*field).into()),
-            RunError::StaleToken { current } => {
-                problem.current_resume_token = Some(current.to_string());
-                problem.decision = Some("stale");
-            }
-            RunError::InvalidId(id) => {
-                let field = id.to_string();
-                problem.param = field.split_once(':').map(|(field, _)| field.to_owned().into());
-            }
-            _ => {}
+        if let RunError::InvalidToken(_) = error {
+            problem.param = Some("resume_token".into());
+        } else if let RunError::InvalidRequest { field, .. } = error {
+            problem.param = Some(field.into());
+        } else if let RunError::StaleToken { current } = error {
+            problem.current_resume_token = Some(current.to_string());
+            problem.decision = Some("stale");
+        } else if let RunError::InvalidId(id) = error {
+            let field = id.to_string();
+            problem.param = field.split_once(':').map(|(field, _)| field.to_owned().into());
         }
         problem
     }
@@ -231,11 +232,14 @@ impl From<StoreError> for Problem {
 
 impl From<ApiError> for Problem {
     fn from(error: ApiError) -> Self {
-        let code = match error.kind {
-            ErrorKind::InvalidRequest => Code::InvalidRequest,
-            ErrorKind::RequestTooLarge => Code::PayloadTooLarge,
-            ErrorKind::CapacityExhausted => Code::TooManyRuns,
-            kind => Code::parse(kind.as_str()).unwrap_or(Code::InternalError),
+        let code = if error.kind == ErrorKind::InvalidRequest {
+            Code::InvalidRequest
+        } else if error.kind == ErrorKind::RequestTooLarge {
+            Code::PayloadTooLarge
+        } else if error.kind == ErrorKind::CapacityExhausted {
+            Code::TooManyRuns
+        } else {
+            Code::parse(error.kind.as_str()).unwrap_or(Code::InternalError)
         };
         let mut problem = Self::new(code, error.message);
         problem.param = error.param;

@@ -192,7 +192,7 @@ fn a_waiting_run_is_shown_as_the_contract_has_it() {
     let id = approval_id_of(&gate);
     let token = head.token().to_string();
     let open = Open {
-        waits: vec![gate.clone()],
+        waits: vec![gate],
         activities: Vec::new(),
     };
     assert_eq!(
@@ -654,9 +654,10 @@ proptest! {
     #[test]
     fn a_text_is_shown_as_itself(text in "\\PC{0,40}") {
         let told: Value = serde_json::from_str(shown(&Bytes::from(text.clone())).get()).unwrap();
-        match told {
-            Value::String(told) => prop_assert_eq!(told, text),
-            other => prop_assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), other),
+        if let Value::String(told) = told {
+            prop_assert_eq!(told, text);
+        } else {
+            prop_assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), told);
         }
     }
 

@@ -13,6 +13,9 @@ use crate::runs::Seen;
 use crate::runs::problem::{Code, Problem};
 use crate::runs::view::{CheckpointObject, HistoryObject, StepObject, TurnObject, current_step, digest};
 
+/// Bytes of answers in one page of turns, beyond which no more are read.
+const PAGE_BYTES: usize = 8 << 20;
+
 /// A cursor that is a number.
 fn number(page: &Page) -> Result<u64, Problem> {
     page.after.as_deref().map_or(Ok(0), |after| {
@@ -52,6 +55,8 @@ pub(super) async fn steps(
 }
 
 /// The model turns of a run: what was asked, by digest, and what was answered.
+///
+/// A page may have fewer than `limit` when its answers are long.
 #[utoipa::path(
     get, path = "/runs/{id}/turns", tag = "runs", operation_id = "list_turns",
     params(("id" = String, Path), Page),
@@ -69,17 +74,20 @@ pub(super) async fn turns(
     let internal = |_| Problem::new(Code::InternalError, "The turns of this run cannot be addressed.");
     let node = NodeName::new(REASON).map_err(internal)?;
     let key = Key::new(MODEL).map_err(internal)?;
-    let mut turns = Vec::new();
-    for n in after.saturating_add(1)..=turn_of(head.activation) {
-        if turns.len() >= page.limit.and_one() as usize {
-            break;
-        }
+    let last = turn_of(head.activation);
+    let (mut turns, mut bytes) = (Vec::new(), 0);
+    let mut n = after;
+    while n < last && turns.len() < page.limit.get() as usize && bytes < PAGE_BYTES {
+        n += 1;
         let id = ActivityId::derive(&head.id, &node, 2 * n - 1, &key);
         if let Some(record) = engine.store.activity(&head.id, &id).await? {
+            bytes += record.output.as_ref().map_or(0, |output| output.bytes().len());
             turns.push(TurnObject::of(&record));
         }
     }
-    Ok(Reply(List::of(turns, page.limit, |last| last.n.to_string())))
+    let has_more = n < last;
+    let next_after = has_more.then(|| n.to_string());
+    Ok(Reply(List::whole(turns).continued(has_more, next_after)))
 }
 
 /// The committed revisions of a run, the newest first.

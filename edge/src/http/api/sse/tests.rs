@@ -1,3 +1,5 @@
+use iop_durable::payload::Payload;
+use iop_durable::record::Status;
 use serde_json::Value;
 
 use super::*;
@@ -41,5 +43,26 @@ fn a_stream_begins_behind_an_event_or_now() {
     for wrong in ["", "x", "-1", "1.5"] {
         let problem = From::of(&header(wrong), None).unwrap_err();
         assert_eq!(problem.param.as_deref(), Some("Last-Event-ID"), "{wrong}");
+    }
+}
+
+fn head(status: Status, event_seq: u64) -> RunHead {
+    let run = RunId::new("r").unwrap();
+    let mut head = iop_durable::testing::build::head(&run, &Payload::new("{}"), Timestamp::MIN);
+    (head.status, head.event_seq) = (status, event_seq);
+    head
+}
+
+#[test]
+fn a_stream_of_a_run_that_is_over_tells_its_end_and_one_that_is_not_goes_on() {
+    for status in Status::ALL {
+        let head = head(*status, 7);
+        let now = if status.is_terminal() { 6 } else { 7 };
+        assert_eq!(From::Now.start(&head), (now, false), "{status}");
+        for seq in 0..=7 {
+            assert_eq!(From::After(seq).start(&head), (seq, false), "{status}");
+        }
+        assert_eq!(From::After(8).start(&head), (now, true), "{status}");
+        assert_eq!(From::After(u64::MAX).start(&head), (now, true), "{status}");
     }
 }
