@@ -606,7 +606,7 @@ fn a_pause_can_be_decided_the_moment_it_is_told() {
             );
             let api = world.api();
             let run = api.run(GUARDED, &input).await;
-            let mut stream = api.stream(&run, None).await;
+            let mut stream = api.stream(&run, Some(0)).await;
             let seen = stream.until("run.waiting").await;
             let told = seen.last().unwrap().body["data"]["waiting_on"][0].clone();
             let on = &api.all(&format!("/runs/{run}/approvals")).await[0];

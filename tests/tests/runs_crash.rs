@@ -310,7 +310,7 @@ fn a_stored_outcome_is_read_and_its_call_is_not_repeated() {
             let api = world.api();
             let run = api.run(WORKER, "both").await;
             charge.reached(1).await;
-            let mut stream = api.stream(&run, None).await;
+            let mut stream = api.stream(&run, Some(0)).await;
             within("reserve is done", Duration::from_secs(20), async {
                 while !stream
                     .until("run.tool.completed")

@@ -56,9 +56,8 @@ fn a_stored_intent_counts_as_sent_although_the_tool_saw_nothing() {
             .await;
         }
         world.kill(0).await;
-        // What was under way is lost, not late.
-        relay.cut();
-        relay.restore();
+        // What was under way stays lost; from here on the services are reached by themselves.
+        world.agents = world.agents.replace(&format!("http://{}", relay.addr), &tools);
         world.restart(0).await;
         let api = world.api();
         let seen = api.until(&deploy, &["ambiguous"]).await;
@@ -290,7 +289,8 @@ fn a_cancelled_run_keeps_what_it_knows_of_its_last_call() {
         charge.close();
         let run = api.run(WORKER, "idempotent").await;
         charge.reached(1).await;
-        assert_eq!(cancel(&api, &run, "x1").await.status(), 202);
+        let answer = cancel(&api, &run, "x1").await;
+        assert!([200, 202].contains(&answer.status()), "{}", answer.text());
         assert_eq!(api.over(&run).await["status"], "cancelled");
         charge.open();
 

@@ -187,7 +187,7 @@ impl Api {
         names.map(str::to_owned).collect()
     }
 
-    /// Follows a run from its start, or from behind an event.
+    /// Follows a run from behind an event, 0 being before the first; `None`: what happens from here on.
     pub async fn stream(&self, run: &str, after: Option<u64>) -> Sse {
         let after = after.map(|seq| seq.to_string());
         let mut headers = vec![("accept", "text/event-stream")];
