@@ -86,7 +86,7 @@ static API: LazyLock<Api> = LazyLock::new(|| {
 });
 
 /// This document.
-#[utoipa::path(get, path = "/openapi.json", tag = "meta", responses((status = 200, body = Object)))]
+#[utoipa::path(get, path = "/openapi.json", tag = "meta", security(()), responses((status = 200, body = Object)))]
 async fn document() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], API.document.clone()).into_response()
 }
