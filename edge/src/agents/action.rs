@@ -1,8 +1,9 @@
 //! The tool calls of one turn: each judged, asked about where a rule wants that, carried out once and journalled by itself (D78,
 //! D81 to D83). All of them are under way together.
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -37,7 +38,6 @@ pub(super) async fn act(
 ) -> NodeResult<AgentState, NoEffect> {
     let calls = calls(&program, &ctx).await?;
     let count = calls.len();
-    let busy = Arc::new(AtomicUsize::new(0));
     let mut under_way: FuturesUnordered<_> = calls
         .into_iter()
         .enumerate()
@@ -48,21 +48,27 @@ pub(super) async fn act(
                 key: call_key(&call.id, ordinal),
                 ordinal,
                 call,
-                busy: Arc::clone(&busy),
             }
             .answer()
         })
         .collect();
     let mut failed = None;
-    while let Some(ended) = under_way.next().await {
-        if let Err(error) = ended {
-            failed.get_or_insert(error);
+    poll_fn(|cx| {
+        loop {
+            match under_way.poll_next_unpin(cx) {
+                Poll::Ready(Some(Ok(()))) => {}
+                Poll::Ready(Some(Err(error))) => {
+                    failed.get_or_insert(error);
+                }
+                Poll::Ready(None) => return Poll::Ready(()),
+                // The run fails with the first failure, once no call is on its way to a callee or at one: what is cut off
+                // there is an effect that nobody knows of. Pauses are not waited for.
+                Poll::Pending if failed.is_some() && !ctx.calls() => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            }
         }
-        // The run fails with the first failure, once nothing is at a callee any more. Pauses are not waited for.
-        if failed.is_some() && busy.load(Ordering::SeqCst) == 0 {
-            break;
-        }
-    }
+    })
+    .await;
     drop(under_way);
     if let Some(error) = failed {
         return Err(error);
@@ -99,24 +105,6 @@ struct One {
     ordinal: usize,
     key: String,
     call: ToolCall,
-    /// Calls that are at a callee now.
-    busy: Arc<AtomicUsize>,
-}
-
-/// Counts a call at its callee.
-struct Busy(Arc<AtomicUsize>);
-
-impl Busy {
-    fn begin(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 /// What is sent to a callee.
@@ -377,9 +365,7 @@ impl One {
         }
         if tool.reconcile.is_some() {
             let (program, available, tool) = (Arc::clone(&self.program), Arc::clone(available), tool.clone());
-            let busy = Arc::clone(&self.busy);
             activity = activity.reconcile(move |record| async move {
-                let _busy = Busy::begin(&busy);
                 let key = iop_durable::runner::idempotency_key(
                     &record.run,
                     &record.node,
@@ -398,9 +384,7 @@ impl One {
                 let (program, available, tool) =
                     (Arc::clone(&self.program), Arc::clone(available), tool.clone());
                 let trace = self.ctx.traceparent().map(str::to_owned);
-                let busy = Busy::begin(&self.busy);
                 async move {
-                    let _busy = busy;
                     let result = dispatch(&program, &available, &tool, &call, trace.as_deref()).await;
                     self.completed(&result, call.attempt);
                     result

@@ -122,6 +122,12 @@ impl Ctx {
         Busy(Arc::clone(&self.ledger))
     }
 
+    /// Whether a call of this entry is on its way to its callee, at it, or asked about there. Dropping it would leave an effect
+    /// that is not known.
+    pub fn calls(&self) -> bool {
+        self.ledger.calls()
+    }
+
     /// Draws on a named budget. What is drawn counts once the step is committed; a step that is entered again draws again.
     ///
     /// # Errors

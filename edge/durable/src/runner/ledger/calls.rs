@@ -273,6 +273,12 @@ impl Ledger {
         !self.inner.lock().in_flight.is_empty()
     }
 
+    /// Calls under way, and questions about earlier ones.
+    pub(crate) fn calls(&self) -> bool {
+        let inner = self.inner.lock();
+        !inner.in_flight.is_empty() || inner.probing > 0
+    }
+
     pub(crate) fn unsafe_in_flight(&self) -> bool {
         self.inner
             .lock()
