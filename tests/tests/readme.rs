@@ -91,6 +91,34 @@ fn the_quick_start_works_as_written() {
 }
 
 #[test]
+fn a_sdk_approves_an_agent_as_written() {
+    run(60, async {
+        let dir = tempfile::tempdir().unwrap();
+        // The agent's tool is served by the edge itself, so its address has to be known before.
+        let addr = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .to_string();
+        let here = |text: &str| text.replace("127.0.0.1:8080", &addr);
+        let toml = here(&read("edge/src/config/demo.toml"));
+        let edge = Edge::start(dir.path(), &toml, &[], None).await;
+        let program = here(&block(&read("docs/agents.md"), "<!-- program:", "python"));
+        let said =
+            tokio::task::spawn_blocking(move || output(Command::new(sdk::python()).args(["-c", &program])));
+        let said = said.await.unwrap();
+        let deploys = edge.client().get("/demo/deploys").await.json();
+        assert_eq!(deploys["data"][0]["applied"], 1, "{deploys}");
+        let mut lines = said.lines();
+        assert_eq!(
+            lines.next(),
+            Some(r#"deploy {"service":"website","region":"eu"}"#)
+        );
+        assert!(lines.next().unwrap().contains("deployed"), "{said}");
+    });
+}
+
+#[test]
 fn ci_runs_the_test_command_of_the_readme() {
     let command = block(&read("README.md"), "<!-- test command:", "sh");
     assert_eq!(command.lines().count(), 1, "{command}");
