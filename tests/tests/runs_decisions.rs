@@ -828,6 +828,20 @@ fn waits_take_deliveries_and_events_and_can_be_given_up() {
         );
         api.succeeded(&run).await;
 
+        // The same event again is the same answer, for the wait that had it.
+        is_replay(&api.with_key(BOSS).post("/events", &event).await);
+        let changed = delivery("e1", &wait["correlation_id"], json!(6));
+        at_fault(
+            &api.post("/events", &changed).await,
+            409,
+            "delivery_conflict",
+            "delivery_id",
+        );
+        api.with_key(OWNER)
+            .post("/events", &event)
+            .await
+            .assert_error(409, "wait_not_armed");
+
         // Approvals are decided, not delivered to.
         let (paused, on) = paused(&world, &api, "no delivery").await;
         let hidden = on["id"].as_str().unwrap().replace("apr_", "wait_");

@@ -1,29 +1,27 @@
 //! What people say to a run: decisions on approvals (D76 to D89) and answers to inputs (D74). A decision is stored before
 //! anything else happens; the worker of the run, wherever it is, finds it there.
 
+pub(crate) mod inputs;
 pub(crate) mod list;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use iop_durable::ids::{DecisionId, RunId, WaitId};
 use iop_durable::machine::wait::Verdict;
-use iop_durable::record::{Scope, WaitRecord, WaitingKind};
+use iop_durable::record::{WaitRecord, WaitingKind};
 use iop_durable::runner::Operator;
 use iop_durable::store::Loaded;
-use serde_json::Value;
 use serde_json::value::RawValue;
+
+pub(crate) use inputs::{fits, input};
 
 use super::gates::{self, NotTold, Standing, Told, Word};
 use super::problem::{Code, Problem};
 use super::view::ApprovalObject;
-use super::{Engine, Runs, Seen};
-use crate::agents::journal::{
-    ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, wait_of_approval,
-};
-use crate::agents::tools::schema::Arguments;
+use super::{Runs, Seen};
+use crate::agents::journal::{ApprovalAnswer, ApprovalDecision, ApprovalSubject, wait_of_approval};
 use crate::config::Role;
 use crate::http::auth::Caller;
 use crate::runs::catalog::Version;
@@ -212,18 +210,7 @@ fn unreadable(run: &RunId) -> Problem {
     Problem::new(Code::RunCorrupt, "The approval cannot be read.").of(run.as_str())
 }
 
-/// The gate of an input's id and what it asks.
-///
-/// # Errors
-/// `input_not_found`, also for a gate of another kind or another run; the store's.
-pub(crate) async fn input(operator: &Operator, loaded: &Loaded, id: &str) -> Result<WaitRecord, Problem> {
-    let run = loaded.head.id.as_str();
-    let not_found = || Problem::new(Code::InputNotFound, "This run has no such input.").of(run);
-    let wait = WaitId::new(id).map_err(|_| not_found())?;
-    let wait = gate(operator, loaded, &wait, WaitingKind::Input).await?;
-    wait.ok_or_else(not_found)
-}
-
+/// A gate of a run, when it is of this kind.
 async fn gate(
     operator: &Operator,
     loaded: &Loaded,
@@ -253,74 +240,6 @@ pub(crate) async fn decide(
         .map_err(|problem| problem.of(loaded.head.id.as_str()))
 }
 
-/// Holds an answer to the schema that its prompt came with.
-///
-/// # Errors
-/// `schema_violation` at `field`.
-pub(crate) fn fits(wait: &WaitRecord, field: &'static str, value: &RawValue) -> Result<(), Problem> {
-    let subject = serde_json::from_slice(wait.subject.bytes());
-    // A schema that no answer could be held to is none.
-    let schema = subject
-        .ok()
-        .and_then(|subject: InputSubject| subject.schema)
-        .and_then(|schema| Arguments::compile_foreign(&schema).ok());
-    let Some(schema) = schema else {
-        return Ok(());
-    };
-    let value: Value = serde_json::from_str(value.get())
-        .map_err(|_| Problem::invalid(field, format!("{field} is not JSON that can be checked.")))?;
-    schema.check_answer(&value).map_err(|why| {
-        Problem::new(
-            Code::SchemaViolation,
-            format!("The answer violates the schema of its prompt: {why}."),
-        )
-        .at(field)
-    })
-}
-
-/// What the engine's answer to an input means.
-///
-/// # Errors
-/// `run_not_waiting` when it was answered before or its time is over, `run_terminal`, `delivery_conflict`.
-pub(crate) fn answered(told: Result<Told, NotTold>) -> Result<Told, Problem> {
-    match told {
-        Ok(told) => match told.verdict {
-            Verdict::Accepted => Ok(told),
-            Verdict::Superseded if told.standing == Standing::Expired => Err(too_late()),
-            Verdict::Superseded | Verdict::Unmatched => Err(Problem::new(
-                Code::RunNotWaiting,
-                "This input was answered before.",
-            )),
-            Verdict::Canceled => Err(gates::withdrawn("input", told.status)),
-        },
-        Err(NotTold::OtherContent) => Err(gates::other_content("decision_id")),
-        Err(NotTold::Expired) => Err(too_late()),
-        Err(NotTold::Problem(problem)) => Err(*problem),
-    }
-}
-
-fn too_late() -> Problem {
-    Problem::new(Code::RunNotWaiting, "The time for this input is over.")
-}
-
-/// Sends the answer to an input to the engine, as its sender wrote it.
-pub(crate) async fn answer(
-    operator: &Operator,
-    loaded: &Loaded,
-    wait: &WaitRecord,
-    id: DecisionId,
-    value: &RawValue,
-    by: &str,
-) -> Result<Told, Problem> {
-    let word = Word {
-        id,
-        correlation: None,
-        payload: Bytes::copy_from_slice(value.get().as_bytes()),
-    };
-    answered(gates::tell(operator, loaded, wait, word, by).await)
-        .map_err(|problem| problem.of(loaded.head.id.as_str()))
-}
-
 /// Whose name a decision is recorded under: never something that the request says (D85).
 pub(crate) fn decider(caller: &Caller) -> String {
     caller
@@ -329,50 +248,6 @@ pub(crate) fn decider(caller: &Caller) -> String {
 }
 
 impl Runs {
-    /// An approval as people see it; `None` for a gate whose call cannot be read.
-    ///
-    /// # Errors
-    /// The store's.
-    pub(crate) async fn shown_approval(
-        &self,
-        engine: &Engine,
-        wait: &WaitRecord,
-        agent: &str,
-    ) -> Result<Option<ApprovalObject>, Problem> {
-        let by = match wait.settled.as_ref().and_then(|settled| settled.by.as_ref()) {
-            Some(id) => {
-                let scope = Scope::Wait(wait.id.clone());
-                let decision = engine.store.decision(&wait.run, &scope, id).await?;
-                decision.and_then(|decision| gates::sender(&decision))
-            }
-            None => None,
-        };
-        let now = engine.store.now().await?;
-        Ok(ApprovalObject::of(wait, agent, by, now))
-    }
-
-    /// The approvals of a run, in order of their arming.
-    ///
-    /// # Errors
-    /// `run_not_found`, `run_deleted`; the store's.
-    pub(crate) async fn approvals_of(
-        &self,
-        caller: &Caller,
-        run: &str,
-    ) -> Result<Vec<ApprovalObject>, Problem> {
-        let Seen { engine, loaded } = self.see(caller, run).await?;
-        let mut shown = Vec::new();
-        for wait in engine.store.waits(&loaded.head.id).await? {
-            if wait.kind == WaitingKind::Approval {
-                shown.extend(
-                    self.shown_approval(engine, &wait, &loaded.head.definition.name)
-                        .await?,
-                );
-            }
-        }
-        Ok(shown)
-    }
-
     /// Decides an approval.
     ///
     /// # Errors
@@ -409,49 +284,18 @@ impl Runs {
         Ok((object, told))
     }
 
-    /// Answers an input.
-    ///
-    /// # Errors
-    /// `permission_denied`, `run_not_found`, `run_deleted`, `input_not_found`, `definition_missing`, `definition_changed`,
-    /// `schema_violation`, those of `answered`; the store's.
-    pub(crate) async fn answer(
-        &self,
-        caller: &Caller,
-        run: &str,
-        input: &str,
-        decision_id: &str,
-        value: &RawValue,
-    ) -> Result<Told, Problem> {
-        caller.require(Role::Operator)?;
-        let id = gates::decision_id("decision_id", decision_id)?;
-        let Seen { engine, loaded } = self.see(caller, run).await?;
-        let operator = &engine.operator;
-        let wait = self::input(operator, &loaded, input).await?;
-        let by = decider(caller);
-        if !gates::was_told(operator, &wait, &id, &by).await? {
-            let of = |problem: Problem| problem.of(loaded.head.id.as_str());
-            engine.pinned(&loaded.head.definition).await.map_err(of)?;
-            if Standing::of(&wait, loaded.now) == Standing::Open {
-                fits(&wait, "value", value).map_err(of)?;
-            }
-        }
-        self::answer(operator, &loaded, &wait, id, value, &by).await
-    }
-
     /// The newest version of a run's agent.
     ///
     /// # Errors
     /// `definition_missing`; the store's.
     pub(crate) async fn newest_of(&self, agent: &str) -> Result<Arc<Version>, Problem> {
-        self.catalog()
-            .newest(agent)
-            .await
-            .map_err(|problem| match problem.code {
-                Code::AgentNotFound => Problem::new(
-                    Code::DefinitionMissing,
-                    "The agent of this run is not declared any more.",
-                ),
-                _ => problem,
-            })
+        let newest = self.catalog().newest(agent).await;
+        newest.map_err(|problem| {
+            if problem.code != Code::AgentNotFound {
+                return problem;
+            }
+            let why = "The agent of this run is not declared any more.";
+            Problem::new(Code::DefinitionMissing, why)
+        })
     }
 }

@@ -178,9 +178,10 @@ impl Runs {
             .cancel(run, &cancel.id, &cancel.reason, Some(&by))
             .await;
         let cancelled = cancelled.map_err(|error| {
-            let problem = match error {
-                RunError::DeliveryConflict(_) => gates::other_content("cancel_id"),
-                error => error.into(),
+            let problem = if matches!(error, RunError::DeliveryConflict(_)) {
+                gates::other_content("cancel_id")
+            } else {
+                error.into()
             };
             problem.of(run.as_str())
         })?;
@@ -201,12 +202,11 @@ impl Runs {
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let run = &loaded.head.id;
         engine.store.delete_if_idle(run).await.map_err(|error| {
-            let problem = match error {
-                StoreError::NotIdle => Problem::new(
-                    Code::RunBusy,
-                    "The run is not over; cancel it, or wait for its end, and delete it then.",
-                ),
-                error => error.into(),
+            let problem = if matches!(error, StoreError::NotIdle) {
+                let why = "The run is not over; cancel it, or wait for its end, and delete it then.";
+                Problem::new(Code::RunBusy, why)
+            } else {
+                error.into()
             };
             problem.of(run.as_str())
         })

@@ -118,7 +118,13 @@ async fn decisions_are_no_deliveries_and_prompts_are_an_operators() {
         let (anybodys, operators) = match kind {
             WaitingKind::Event => (true, true),
             WaitingKind::Input => (false, true),
-            _ => (false, false),
+            WaitingKind::Approval
+            | WaitingKind::Timer
+            | WaitingKind::Retry
+            | WaitingKind::Children
+            | WaitingKind::Reconciliation
+            | WaitingKind::Resume
+            | WaitingKind::Handoff => (false, false),
         };
         assert_eq!(
             (takes_events(&wait, false), takes_events(&wait, true)),

@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 
 use iop_durable::ids::{RunId, WaitId};
-use iop_durable::record::{DefinitionRef, WaitRecord, WaitingKind};
+use iop_durable::record::{DefinitionRef, Scope, WaitRecord, WaitingKind};
 use iop_durable::store::GateFilter;
 use iop_durable::time::Timestamp;
 
 use crate::http::auth::Caller;
 use crate::runs::catalog::AGENT;
+use crate::runs::gates;
 use crate::runs::problem::Problem;
-use crate::runs::{Engine, Runs, sees};
+use crate::runs::view::ApprovalObject;
+use crate::runs::{Engine, Runs, Seen, sees};
 
 /// Gates that one page of a list looks at.
 const LOOKED_AT: u32 = 2_000;
@@ -123,5 +125,49 @@ impl Runs {
             }
         }
         Ok((found, last))
+    }
+
+    /// An approval as people see it; `None` for a gate whose call cannot be read.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) async fn shown_approval(
+        &self,
+        engine: &Engine,
+        wait: &WaitRecord,
+        agent: &str,
+    ) -> Result<Option<ApprovalObject>, Problem> {
+        let by = match wait.settled.as_ref().and_then(|settled| settled.by.as_ref()) {
+            Some(id) => {
+                let scope = Scope::Wait(wait.id.clone());
+                let decision = engine.store.decision(&wait.run, &scope, id).await?;
+                decision.and_then(|decision| gates::sender(&decision))
+            }
+            None => None,
+        };
+        let now = engine.store.now().await?;
+        Ok(ApprovalObject::of(wait, agent, by, now))
+    }
+
+    /// The approvals of a run, in order of their arming.
+    ///
+    /// # Errors
+    /// `run_not_found`, `run_deleted`; the store's.
+    pub(crate) async fn approvals_of(
+        &self,
+        caller: &Caller,
+        run: &str,
+    ) -> Result<Vec<ApprovalObject>, Problem> {
+        let Seen { engine, loaded } = self.see(caller, run).await?;
+        let mut shown = Vec::new();
+        for wait in engine.store.waits(&loaded.head.id).await? {
+            if wait.kind == WaitingKind::Approval {
+                shown.extend(
+                    self.shown_approval(engine, &wait, &loaded.head.definition.name)
+                        .await?,
+                );
+            }
+        }
+        Ok(shown)
     }
 }

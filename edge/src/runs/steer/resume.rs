@@ -130,7 +130,7 @@ pub(crate) fn token(
     if_match: Option<&HeaderValue>,
 ) -> Result<Option<ResumeToken>, Problem> {
     let by_body = resume_token
-        .map(|text| ResumeToken::parse(text))
+        .map(ResumeToken::parse)
         .transpose()
         .map_err(|_| Problem::invalid("resume_token", "resume_token is not a resume token."))?;
     if by_body.as_ref().is_some_and(|token| token.run != *run) {
@@ -139,13 +139,10 @@ pub(crate) fn token(
             "resume_token is of another run.",
         ));
     }
-    let by_header = if_match
-        .map(|value| revision(value))
-        .transpose()?
-        .map(|revision| ResumeToken {
-            run: run.clone(),
-            revision,
-        });
+    let by_header = if_match.map(revision).transpose()?.map(|revision| ResumeToken {
+        run: run.clone(),
+        revision,
+    });
     match (by_body, by_header) {
         (Some(body), Some(header)) if body != header => Err(Problem::invalid(
             "If-Match",
