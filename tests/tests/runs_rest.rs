@@ -657,3 +657,101 @@ fn an_open_stream_costs_a_comment_now_and_then_and_ends_with_its_run() {
         .await;
     });
 }
+
+#[test]
+fn each_life_has_one_terminal_event_and_closes_its_streams() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        world.stubs.llm.next(vec![Say::status(503)]);
+        let run = api.run(FRAGILE, "hello").await;
+        let failed = api.over(&run).await;
+        assert_eq!(
+            (&failed["status"], &failed["resumable"]),
+            (&json!("failed"), &json!(true))
+        );
+        let first = api.stream(&run, Some(0)).await.rest().await;
+        assert_eq!(first.last().unwrap().name, "run.failed");
+
+        let body = json!({ "resume_token": failed["resume_token"] }).to_string();
+        let path = format!("/api/v1/runs/{run}/resume");
+        let conn = api
+            .client
+            .start("POST", &path, &[SSE], body.as_bytes())
+            .await
+            .unwrap();
+        let resumed = iop_tests::runs::Sse::of(conn).await.rest().await;
+        let names: Vec<&str> = resumed.iter().map(|e| e.name.as_str()).collect();
+        assert_eq!((names[0], names[1]), ("run.snapshot", "run.resumed"), "{names:?}");
+        assert_eq!(*names.last().unwrap(), "run.succeeded");
+        assert!(
+            resumed
+                .iter()
+                .skip(1)
+                .filter(|e| e.id.is_some())
+                .all(|e| e.body["life"] == 2)
+        );
+
+        // From the start: to the end of the first life, and from there to the end of the second.
+        let again = api.stream(&run, Some(0)).await.rest().await;
+        assert_eq!(again.last().unwrap().name, "run.failed");
+        let rest = api.stream(&run, again.last().unwrap().id).await.rest().await;
+        assert_eq!(rest.last().unwrap().name, "run.succeeded");
+        let seen: Vec<u64> = again.iter().chain(&rest).filter_map(|e| e.id).collect();
+        assert_eq!(seen, (1..=seen.len() as u64).collect::<Vec<_>>());
+        let done = api.seen_run(&run).await;
+        assert_eq!((&done["life"], &done["resumable"]), (&json!(2), &json!(false)));
+        world.holds().await;
+    });
+}
+
+#[test]
+fn a_run_says_under_which_lease_it_was_last_written() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        world.stubs.llm.plays(
+            "ship",
+            vec![Say::call("call_1", "deploy", "{}"), Say::text("shipped")],
+        );
+        let run = api.run(GUARDED, "ship").await;
+        api.waits_on(&run, "approval", 1).await;
+        let lease = |seen: &Value| seen["incarnation"].as_str().unwrap().parse::<u64>().unwrap();
+        let waiting = lease(&api.until(&run, &["waiting"]).await);
+        assert!(waiting >= 1);
+        assert_eq!(lease(&api.all("/runs").await[0]), waiting);
+        api.approve(&run).await;
+        assert!(lease(&api.succeeded(&run).await) > waiting);
+    });
+}
+
+#[test]
+fn a_draining_edge_takes_no_runs() {
+    run(60, async {
+        let mut world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        world.stubs.llm.asked.close();
+        // Somebody's answer is still due, so that the process stays for a while.
+        let chat = iop_tests::fixtures::chat(iop_tests::llm::MODEL, "hi", true);
+        let mut held = api.client.open("/v1/chat/completions", &chat).await;
+        world.stubs.llm.asked(1).await;
+        world.edges[0].process.signal("TERM");
+        eventually("the edge drains", Duration::from_secs(10), || async {
+            match api.client.get("/readyz").await.status() {
+                503 => Ok(()),
+                other => Err(other.to_string()),
+            }
+        })
+        .await;
+        let refused = api.post("/runs", &input("late")).await;
+        refused.assert_error(503, "draining");
+        assert_eq!(refused.json()["error"]["retryable"], true);
+        assert!(refused.header("retry-after").is_some());
+        world.stubs.llm.asked.open();
+        held.answer().await.unwrap();
+        let ended = world.edges[0].process.exit(Duration::from_secs(30)).await;
+        assert!(ended.success(), "{ended}");
+        world.restart(0).await;
+        assert!(world.api().all("/runs").await.is_empty());
+    });
+}
