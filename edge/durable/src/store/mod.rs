@@ -124,6 +124,17 @@ pub enum Created {
     Exists,
 }
 
+impl IdempotencyKey {
+    /// What a creation with this key comes to when the key has made `run` by another or the same `request`.
+    pub(crate) fn answers(&self, request: &[u8], run: RunId) -> Created {
+        if request == self.request {
+            Created::Replayed { run }
+        } else {
+            Created::KeyConflict { run }
+        }
+    }
+}
+
 /// On what authority a commit writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authority {
@@ -247,7 +258,10 @@ pub struct RunFilter {
 /// A row of a list. A corrupt run is named and does not hide the healthy ones (D231).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Listed {
-    Run { head: Box<RunHead>, inbox: Inbox },
+    Run {
+        head: Box<RunHead>,
+        inbox: Inbox,
+    },
     Corrupt {
         run: RunId,
         /// Its place in the list.
@@ -367,6 +381,10 @@ pub trait Store: Send + Sync + 'static {
     fn versions(&self, kind: &str, name: &str, after: u64, limit: u32) -> Answer<'_, Vec<Definition>>;
     /// Withdraws a name; its versions stay. False when there is no such name, or it is withdrawn.
     fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool>;
+
+    /// What this key was used for before: `Replayed` or `KeyConflict`, of a run that may be over or gone; `None` for a key that is
+    /// not known.
+    fn keyed(&self, key: &IdempotencyKey) -> Answer<'_, Option<Created>>;
 
     /// Drops idempotency keys that are older than `before` and whose run is over or gone, the oldest first, at most `limit`
     /// (durable-api §1). How many were dropped.

@@ -6,7 +6,7 @@ mod cells;
 
 pub(super) use cells::{Cells, Row, all, signed, time, unsigned};
 
-use super::{Definition, Due, Lease, Listed, Loaded, Origin, StoreError};
+use super::{Created, Definition, Due, IdempotencyKey, Lease, Listed, Loaded, Origin, StoreError};
 use crate::envelope::{ActivityRow, CheckpointRow, HeadRow, WaitRow, decode_step};
 use crate::ids::{DecisionId, Owner, RunId, WaitId};
 use crate::record::{
@@ -120,11 +120,7 @@ pub(super) fn listed(row: &dyn Row) -> Result<Listed, StoreError> {
     let created_at = Timestamp::from_millis(created_at).unwrap_or(Timestamp::MIN);
     let quarantine = cells.get()?;
     if let Some(why) = quarantine {
-        return Ok(Listed::Corrupt {
-            run,
-            created_at,
-            why,
-        });
+        return Ok(Listed::Corrupt { run, created_at, why });
     }
     let opened = head(&mut cells).and_then(|head| head.open_head(&run));
     Ok(match opened {
@@ -272,6 +268,14 @@ macro_rules! wait_columns {
     };
 }
 pub(super) use wait_columns;
+
+/// What a key was used for: `request, run_id`.
+pub(super) fn keyed(row: &dyn Row, key: &IdempotencyKey) -> Result<Created, StoreError> {
+    let mut cells = Cells::new(row);
+    let (request, run): (&[u8], &str) = (cells.get()?, cells.get()?);
+    let run = RunId::new(run).map_err(|error| StoreError::corrupt(error.to_string()))?;
+    Ok(key.answers(request, run))
+}
 
 /// A wait of this run; of the run it names when none is expected.
 pub(super) fn wait(row: &dyn Row, run: Option<&RunId>) -> Result<WaitRecord, StoreError> {

@@ -14,8 +14,8 @@ use crate::record::{
 };
 use crate::store::{
     Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
-    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
-    RunFilter, Store, StoreError,
+    Definition, Due, GateFilter, Hints, IdempotencyKey, Journal, Lease, LeaseRequest, Listed, Loaded, Post,
+    Rebuilt, Renewal, RunFilter, Store, StoreError,
 };
 use crate::time::Timestamp;
 
@@ -52,6 +52,7 @@ words! {
         Definitions => "definitions",
         Versions => "versions",
         Withdraw => "withdraw",
+        Keyed => "keyed",
         ForgetKeys => "forget_keys",
         Prune => "prune",
         Delete => "delete",
@@ -100,6 +101,7 @@ impl Op {
             | Self::Definition
             | Self::Definitions
             | Self::Versions
+            | Self::Keyed
             | Self::Now => false,
         }
     }
@@ -321,7 +323,9 @@ impl Store for FaultStore {
         limit: u32,
     ) -> Answer<'_, Vec<WaitRecord>> {
         let (correlation, id) = (correlation.clone(), id.clone());
-        self.run(Op::Addressed, move |store| store.addressed(&correlation, &id, limit))
+        self.run(Op::Addressed, move |store| {
+            store.addressed(&correlation, &id, limit)
+        })
     }
 
     fn gates(&self, filter: GateFilter) -> Answer<'_, Vec<(WaitRecord, DefinitionRef)>> {
@@ -403,6 +407,11 @@ impl Store for FaultStore {
     fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
         let (kind, name) = (kind.to_owned(), name.to_owned());
         self.run(Op::Withdraw, move |store| store.withdraw(&kind, &name))
+    }
+
+    fn keyed(&self, key: &IdempotencyKey) -> Answer<'_, Option<Created>> {
+        let key = key.clone();
+        self.run(Op::Keyed, move |store| store.keyed(&key))
     }
 
     fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {

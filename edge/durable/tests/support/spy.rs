@@ -11,8 +11,8 @@ use iop_durable::record::{
 };
 use iop_durable::store::{
     Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
-    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
-    RunFilter, Store, StoreError,
+    Definition, Due, GateFilter, Hints, IdempotencyKey, Journal, Lease, LeaseRequest, Listed, Loaded, Post,
+    Rebuilt, Renewal, RunFilter, Store, StoreError,
 };
 use iop_durable::time::Timestamp;
 
@@ -464,6 +464,10 @@ impl Store for Spy {
 
     fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
         self.inner.withdraw(kind, name)
+    }
+
+    fn keyed(&self, key: &IdempotencyKey) -> Answer<'_, Option<Created>> {
+        self.inner.keyed(key)
     }
 
     fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {

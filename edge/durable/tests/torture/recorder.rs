@@ -14,8 +14,8 @@ use iop_durable::record::{
 };
 use iop_durable::store::{
     Acquired, Answer, Authority, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
-    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
-    RunFilter, Store,
+    Definition, Due, GateFilter, Hints, IdempotencyKey, Journal, Lease, LeaseRequest, Listed, Loaded, Post,
+    Rebuilt, Renewal, RunFilter, Store,
 };
 use iop_durable::time::Timestamp;
 use parking_lot::Mutex;
@@ -353,6 +353,11 @@ impl Store for Recorder {
     fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
         let (kind, name) = (kind.to_owned(), name.to_owned());
         self.pass(move |store| store.withdraw(&kind, &name))
+    }
+
+    fn keyed(&self, key: &IdempotencyKey) -> Answer<'_, Option<Created>> {
+        let key = key.clone();
+        self.pass(move |store| store.keyed(&key))
     }
 
     fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {

@@ -26,8 +26,8 @@ use crate::record::{
 };
 use crate::store::{
     Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
-    Definition, Due, GateFilter, Hint, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt,
-    Renewal, RunFilter, Store, StoreError,
+    Definition, Due, GateFilter, Hint, Hints, IdempotencyKey, Journal, Lease, LeaseRequest, Listed, Loaded,
+    Post, Rebuilt, Renewal, RunFilter, Store, StoreError,
 };
 use crate::time::{Clock, Timestamp};
 
@@ -242,6 +242,11 @@ impl Store for MemoryStore {
     fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
         let key = (kind.to_owned(), name.to_owned());
         Box::pin(async move { self.write(|tables, _, _| Ok(tables.withdraw(&key))) })
+    }
+
+    fn keyed(&self, key: &IdempotencyKey) -> Answer<'_, Option<Created>> {
+        let key = key.clone();
+        Box::pin(async move { self.read(|tables, _| Ok(tables.keyed(&key))) })
     }
 
     fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {

@@ -7,7 +7,7 @@ use crate::record::{
     ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, Status, StepRecord, WaitRecord,
     WaitStatus, WaitingKind,
 };
-use crate::store::{Due, Journal, Listed, RunFilter, StoreError};
+use crate::store::{Created, Due, IdempotencyKey, Journal, Listed, RunFilter, StoreError};
 use crate::time::Timestamp;
 
 impl RunRows {
@@ -79,6 +79,11 @@ impl Tables {
             .find(|row| row.wait_id == id.as_str())
             .map(|row| rows.open_wait(run, row))
             .transpose()
+    }
+
+    pub(super) fn keyed(&self, key: &IdempotencyKey) -> Option<Created> {
+        let row = self.keys.get(&(key.scope.clone(), key.key.clone()))?;
+        Some(key.answers(&row.request, row.run.clone()))
     }
 
     pub(super) fn waits(&self, run: &RunId) -> Result<Vec<WaitRecord>, StoreError> {

@@ -19,20 +19,15 @@ impl Tables {
     ) -> Result<Created, StoreError> {
         check::create(create)?;
         let id = &create.head.id;
+        if let Some(key) = &create.idempotency
+            && let Some(created) = self.keyed(key)
+        {
+            return Ok(created);
+        }
         let key = create.idempotency.as_ref().map(|key| {
             let at = (key.scope.clone(), key.key.clone());
             (at, key.request)
         });
-        if let Some((at, request)) = &key
-            && let Some(row) = self.keys.get(at)
-        {
-            let run = row.run.clone();
-            return Ok(if row.request == *request {
-                Created::Replayed { run }
-            } else {
-                Created::KeyConflict { run }
-            });
-        }
         if self.runs.contains_key(id) {
             return Ok(Created::Exists);
         }

@@ -168,11 +168,7 @@ impl Batched for Creation {
         let (request, made): (Option<&[u8]>, Option<&str>) = (cells.get()?, cells.get()?);
         if let (Some(key), Some(request), Some(made)) = (&self.key, request, made) {
             let run = RunId::new(made).map_err(|error| StoreError::corrupt(error.to_string()))?;
-            return Ok(Some(if request == key.request {
-                Created::Replayed { run }
-            } else {
-                Created::KeyConflict { run }
-            }));
+            return Ok(Some(key.answers(request, run)));
         }
         match (exists, existed) {
             (true, _) => Ok(Some(Created::Exists)),

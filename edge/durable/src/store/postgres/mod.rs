@@ -46,8 +46,8 @@ use crate::record::{
 };
 use crate::store::{
     Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
-    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
-    RunFilter, Store, StoreError,
+    Definition, Due, GateFilter, Hints, IdempotencyKey, Journal, Lease, LeaseRequest, Listed, Loaded, Post,
+    Rebuilt, Renewal, RunFilter, Store, StoreError,
 };
 use crate::tasks;
 use crate::time::Timestamp;
@@ -308,6 +308,11 @@ impl Store for PostgresStore {
     fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
         let (kind, name) = (kind.to_owned(), name.to_owned());
         Box::pin(async move { definitions::withdraw(&self.pool, &kind, &name).await })
+    }
+
+    fn keyed(&self, key: &IdempotencyKey) -> Answer<'_, Option<Created>> {
+        let key = key.clone();
+        Box::pin(async move { read::keyed(&self.pool, &key).await })
     }
 
     fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {

@@ -12,7 +12,7 @@ use crate::record::{
     ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord, WaitingKind,
 };
 use crate::store::rows::{self, Cells, HeadCells, all, signed, time};
-use crate::store::{Guard, Journal, Lease, Loaded, StoreError};
+use crate::store::{Created, Guard, IdempotencyKey, Journal, Lease, Loaded, StoreError};
 use crate::time::Timestamp;
 
 /// A row when there ever was a run of this id.
@@ -274,6 +274,19 @@ pub(super) async fn waits(pool: &Pool, run: &RunId) -> Result<Vec<WaitRecord>, S
     })
     .await?;
     all(&rows, |row| rows::wait(row, Some(run)))
+}
+
+pub(super) async fn keyed(pool: &Pool, key: &IdempotencyKey) -> Result<Option<Created>, StoreError> {
+    let found = pool
+        .read(|| {
+            let mut sql = Sql::new("SELECT k.request, k.run_id FROM idempotency_keys k WHERE k.scope = ");
+            sql.bind(key.scope.as_str())
+                .push(" AND k.key = ")
+                .bind(key.key.as_str());
+            sql
+        })
+        .await?;
+    found.first().map(|row| rows::keyed(row, key)).transpose()
 }
 
 fn decisions_of(run: &RunId, scope: &Scope) -> Sql {

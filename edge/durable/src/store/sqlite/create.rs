@@ -89,11 +89,7 @@ fn replay(tx: &Tx<'_>, key: &IdempotencyKey) -> Result<Option<Created>, Fail> {
         return Ok(None);
     };
     let run = RunId::new(&run).map_err(|error| StoreError::corrupt(error.to_string()))?;
-    Ok(Some(if request == key.request {
-        Created::Replayed { run }
-    } else {
-        Created::KeyConflict { run }
-    }))
+    Ok(Some(key.answers(&request, run)))
 }
 
 impl Work for Creation {

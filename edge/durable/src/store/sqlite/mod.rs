@@ -48,8 +48,8 @@ use crate::record::{
 };
 use crate::store::{
     Acquired, Answer, Claim, Claimed, Commit, Committed, Counts, Create, Created, Define, Defined,
-    Definition, Due, GateFilter, Hints, Journal, Lease, LeaseRequest, Listed, Loaded, Post, Rebuilt, Renewal,
-    RunFilter, Store, StoreError,
+    Definition, Due, GateFilter, Hints, IdempotencyKey, Journal, Lease, LeaseRequest, Listed, Loaded, Post,
+    Rebuilt, Renewal, RunFilter, Store, StoreError,
 };
 use crate::time::{Clock, HostClock, Timestamp};
 
@@ -354,6 +354,11 @@ impl Store for SqliteStore {
     fn withdraw(&self, kind: &str, name: &str) -> Answer<'_, bool> {
         let (kind, name) = (kind.to_owned(), name.to_owned());
         Box::pin(self.writer.write(Withdraw { kind, name }))
+    }
+
+    fn keyed(&self, key: &IdempotencyKey) -> Answer<'_, Option<Created>> {
+        let key = key.clone();
+        Box::pin(async move { self.reads.keyed(&key).await })
     }
 
     fn forget_keys(&self, before: Timestamp, limit: u32) -> Answer<'_, u64> {

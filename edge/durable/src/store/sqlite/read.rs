@@ -12,7 +12,7 @@ use crate::record::{
     ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord, WaitingKind,
 };
 use crate::store::rows::{self, Cells, all, signed};
-use crate::store::{Due, Journal, Listed, Loaded, RunFilter, StoreError};
+use crate::store::{Created, Due, IdempotencyKey, Journal, Listed, Loaded, RunFilter, StoreError};
 use crate::time::Timestamp;
 
 /// The waits of a run.
@@ -137,6 +137,15 @@ impl Reads {
         let args = args![run.as_str(), run.as_str(), id.as_str()];
         let found = self.of_run(SQL, args).await?;
         found.first().map(|row| rows::wait(row, Some(run))).transpose()
+    }
+
+    pub(super) async fn keyed(&self, key: &IdempotencyKey) -> Result<Option<Created>, StoreError> {
+        const SQL: &str = "SELECT request, run_id FROM idempotency_keys WHERE scope = ? AND key = ?";
+        let mut reader = self.readers.get().await?;
+        let found = reader
+            .rows(SQL, args![key.scope.as_str(), key.key.as_str()])
+            .await?;
+        found.first().map(|row| rows::keyed(row, key)).transpose()
     }
 
     pub(super) async fn waits(&self, run: &RunId) -> Result<Vec<WaitRecord>, StoreError> {

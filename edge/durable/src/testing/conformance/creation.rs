@@ -132,12 +132,18 @@ async fn keyed(store: &dyn Store, name: &str, now: Timestamp) {
 async fn is_kept(store: &dyn Store, name: &str) -> bool {
     let mut again = create(&run("another"), store.now().await.unwrap());
     again.idempotency = Some(idempotency("caller", name, 2));
+    let first = store.keyed(&idempotency("caller", name, 1)).await.unwrap();
+    let known = store.keyed(&idempotency("caller", name, 2)).await.unwrap();
+    assert_eq!(store.keyed(&idempotency("another", name, 1)).await.unwrap(), None);
     match store.create(again).await.unwrap() {
         Created::KeyConflict { run: made } => {
             assert_eq!(made, run(name));
+            assert_eq!(known, Some(Created::KeyConflict { run: made.clone() }));
+            assert_eq!(first, Some(Created::Replayed { run: made }));
             true
         }
         Created::New { .. } => {
+            assert_eq!((known, first), (None, None));
             let end = ended(advance(&hold(store, &run("another")).await), Status::Failed);
             store.commit(end).await.unwrap();
             false
