@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use iop_tests::client::{Answer, Client, sse_data};
-use iop_tests::llm::{MODEL, Say, told};
+use iop_tests::config::{Provider, Setup, key};
+use iop_tests::llm::{Llm, MODEL, Say, told};
 use iop_tests::runs::agents::{GUARDED, WORKER, all};
-use iop_tests::runs::{Db, OTHER, OWNER, ROOT, World};
+use iop_tests::runs::{Db, OTHER, OWNER, Options, ROOT, World};
+use iop_tests::stack::{Shape, Stack};
 use iop_tests::{eventually, run};
 use serde_json::{Value, json};
 
@@ -773,5 +775,110 @@ fn foreign_responses_go_to_their_providers() {
             let answer = client.get(&format!("/v1/responses/{id}")).await;
             assert_eq!((answer.status(), &answer.json()["object"]), (200, &json!("list")));
         }
+    });
+}
+
+/// An edge that goes waits for the turn under way and then says so; the run goes on where the store is opened next.
+#[test]
+fn an_edge_that_goes_leaves_the_run_to_the_next() {
+    run(60, async {
+        let options = Options::default().line("runs", "cancel_grace = \"500ms\"");
+        let mut world = World::with(Db::Sqlite, options, all).await;
+        let client = world.edges[0].client();
+        world.stubs.llm.plays("long", vec![Say::text("said in the end")]);
+        world.stubs.llm.asked.close();
+        let body = json!({"model": "agent:worker", "messages": messages("long"), "stream": true});
+        let mut streamed = client.open("/v1/chat/completions", &body).await;
+        assert_eq!(streamed.head().await.unwrap().status, 200);
+        world.stubs.llm.asked.reached(1).await;
+        let body = json!({"model": "agent:worker", "input": "long"});
+        let mut whole = client.open("/v1/responses", &body).await;
+        world.stubs.llm.asked.reached(2).await;
+        world.edges[0].process.signal("TERM");
+        let text = String::from_utf8(streamed.body().await.unwrap().to_vec()).unwrap();
+        let last: Value = serde_json::from_str(&sse_data(&text).pop().unwrap()).unwrap();
+        assert_eq!(last["error"]["code"], "draining", "{text}");
+        let answer = whole.answer().await.unwrap();
+        answer.assert_error(503, "draining");
+        // Sent again it would be another run.
+        assert_eq!(answer.header("x-should-retry"), Some("false"));
+        let run = answer.header(RUN_ID).unwrap();
+        world.edges[0].process.exit(Duration::from_secs(20)).await;
+        world.stubs.llm.asked.open();
+        world.restart(0).await;
+        world.api().succeeded(run).await;
+        let hex = run.strip_prefix("run_").unwrap();
+        let path = format!("/v1/responses/resp_{hex}_0");
+        let read = world.edges[0].client().get(&path).await.json();
+        assert_eq!(output_text(&read), "said in the end");
+
+        let halfway = &world.stubs.llm.halfway;
+        halfway.close();
+        let body = json!({"model": "agent:worker", "messages": messages("long"), "stream": true});
+        let client = world.edges[0].client();
+        let mut conn = client.open("/v1/chat/completions", &body).await;
+        let mut text = conn.until("said").await;
+        world.edges[0].process.signal("TERM");
+        world.edges[0].process.says("draining").await;
+        halfway.open();
+        while let Some(piece) = conn.piece().await.unwrap() {
+            text.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+        assert_eq!(
+            sse_data(&text).last().map(String::as_str),
+            Some("[DONE]"),
+            "{text}"
+        );
+        world.edges[0].process.exit(Duration::from_secs(20)).await;
+        world.restart(0).await;
+        world.holds().await;
+    });
+}
+
+/// A key needs the agent and the agent's model in its list, and one place is enough for its runs. Runs that no store keeps answer
+/// alike.
+#[test]
+fn a_keys_models_and_places_hold_for_agents() {
+    run(60, async {
+        let llm = Llm::start().await;
+        let keyed = |name: &str, models: &str| {
+            let more = format!(", concurrency = 1, models = {models}");
+            key(name, &format!("sk-{name}"), &["inference"], &more)
+        };
+        let keys = [
+            key("root", ROOT, &["inference", "operator", "admin", "metrics"], ""),
+            keyed("both", "[\"agent:solo\", \"gpt-test\"]"),
+            keyed("agent", "[\"agent:solo\"]"),
+            keyed("model", "[\"gpt-test\"]"),
+        ];
+        let dir = tempfile::tempdir().unwrap();
+        let store = format!("url = \"sqlite://{}/iop.db\"", dir.path().display());
+        let provider = Provider::openai("p", &llm.url(), &[MODEL]);
+        let setup = Setup::of(provider)
+            .keys(&keys, ROOT)
+            .edge("store", &store)
+            .edge("agents.solo", &format!("model = {MODEL:?}"))
+            .edge("agents.solo", "durable = false");
+        let stack = Stack::start_empty(Shape::Embedded, setup).await;
+        let client = stack.client();
+        for (name, sees, status) in [("both", true, 200), ("agent", true, 403), ("model", false, 403)] {
+            let client = client.with_key(&format!("sk-{name}"));
+            let listed = client.get("/v1/models").await.text();
+            assert_eq!(listed.contains("agent:solo"), sees, "{name}: {listed}");
+            let answer = chat(&client, "solo", name).await;
+            assert_eq!(answer.status(), status, "{name}: {}", answer.text());
+            if status == 403 {
+                answer.assert_error(403, "permission_denied");
+                assert_eq!(answer.json()["error"]["param"], "model");
+            }
+        }
+        let first = response(&client.with_key("sk-both"), "solo", &json!({"input": "again"})).await;
+        assert_eq!(output_text(&first), "done");
+        let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
+        assert_eq!(client.get(&path).await.json(), first);
+        let next = json!({"previous_response_id": first["id"], "input": "more"});
+        let second = response(&client.with_key("sk-both"), "solo", &next).await;
+        assert_eq!(output_text(&second), "done");
+        assert_eq!(llm.requests().len(), 3);
     });
 }

@@ -60,6 +60,15 @@ impl Fault {
         Self::from(ApiError::new(ErrorKind::Draining, why)).of(run)
     }
 
+    /// A run that cannot be read by this caller is a response that is not there.
+    pub(super) fn unseen(problem: Problem, param: &'static str) -> Self {
+        if matches!(problem.code, Code::RunNotFound | Code::RunDeleted) {
+            Self::no_response(param)
+        } else {
+            problem.into()
+        }
+    }
+
     /// A run that ended otherwise than well; `None`: it succeeded.
     pub(super) fn of_outcome(run: &RunId, outcome: &RunOutcome) -> Option<Self> {
         let (status, code, message) = match outcome.status {
@@ -194,6 +203,21 @@ fn kind_of(status: StatusCode) -> &'static str {
     }
 }
 
+/// The word that `/v1` has for a code; `None`: the same.
+fn own_word(code: Code) -> Option<ErrorKind> {
+    if matches!(code, Code::AgentNotFound) {
+        Some(ErrorKind::ModelNotFound)
+    } else if matches!(code, Code::InvalidRequest | Code::InvalidEncoding) {
+        Some(ErrorKind::InvalidRequest)
+    } else if code == Code::PayloadTooLarge {
+        Some(ErrorKind::RequestTooLarge)
+    } else if matches!(code, Code::PermissionDenied | Code::DeciderNotAllowed) {
+        Some(ErrorKind::PermissionDenied)
+    } else {
+        None
+    }
+}
+
 impl From<ApiError> for Fault {
     fn from(error: ApiError) -> Self {
         Self {
@@ -211,13 +235,7 @@ impl From<ApiError> for Fault {
 
 impl From<Problem> for Fault {
     fn from(problem: Problem) -> Self {
-        let kind = match problem.code {
-            Code::AgentNotFound => Some(ErrorKind::ModelNotFound),
-            Code::InvalidRequest | Code::InvalidEncoding => Some(ErrorKind::InvalidRequest),
-            Code::PayloadTooLarge => Some(ErrorKind::RequestTooLarge),
-            Code::PermissionDenied | Code::DeciderNotAllowed => Some(ErrorKind::PermissionDenied),
-            _ => None,
-        };
+        let kind = own_word(problem.code);
         let status = problem.code.status();
         Self {
             status: kind.map_or(status, ErrorKind::status),

@@ -28,7 +28,7 @@ pub(super) enum Going {
     /// A run to begin.
     Run { input: Box<RawValue> },
     /// The run that is there, from where the request's word counts.
-    Same { id: ResponseId, reader: Reader },
+    Same { id: ResponseId, reader: Box<Reader> },
 }
 
 /// A conversation that begins.
@@ -67,10 +67,7 @@ pub(super) async fn from(
     let Seen { engine, loaded } = runs
         .see(caller, id.run.as_str())
         .await
-        .map_err(|problem| match problem.code {
-            Code::RunNotFound | Code::RunDeleted => Fault::no_response(FIELD),
-            _ => problem.into(),
-        })?;
+        .map_err(|problem| Fault::unseen(problem, FIELD))?;
     let head = &loaded.head;
     if !is_agent(head) || head.definition.name != agent {
         let why = format!("The response is of the model agent:{}.", head.definition.name);
@@ -102,7 +99,7 @@ pub(super) async fn from(
     going.say(word).await.map_err(|fault| fault.of(&id.run))?;
     Ok(Going::Same {
         id: id.at(begins),
-        reader,
+        reader: Box::new(reader),
     })
 }
 
@@ -186,8 +183,8 @@ impl Step<'_> {
             } = decision;
             let param = format!("input[{at}].approval_request_id");
             let asked = self.pending().iter().find_map(|one| match one {
-                Pending::Approval { id, arguments, .. } if id == approval => Some(arguments),
-                _ => None,
+                Pending::Approval { id, arguments, .. } => (id == approval).then_some(arguments),
+                Pending::Input { .. } | Pending::Effect { .. } | Pending::Word => None,
             });
             let Some(arguments) = asked else {
                 let why = "The previous response does not ask for this approval.";
@@ -267,7 +264,13 @@ impl Step<'_> {
                 Code::RunWaiting,
                 format!("The run {run} waits; it takes no message before."),
             ),
-            _ => {
+            Status::Queued
+            | Status::Running
+            | Status::Succeeded
+            | Status::Failed
+            | Status::Cancelled
+            | Status::Exhausted
+            | Status::Transferred => {
                 let why = format!("The run {run} is not over; it takes no message before.");
                 Fault::conflict(Code::RunBusy, why)
             }

@@ -136,9 +136,11 @@ async fn reply(app: &Arc<App>, ask: Ask) -> Result<Reply, Fault> {
         let why = "This key may not use this model.";
         return Err(Fault::from(ApiError::new(ErrorKind::PermissionDenied, why)).at("model"));
     }
-    match ask.endpoint {
-        Endpoint::Chat => chat(app, runs, agent.to_owned(), ask).await,
-        _ => responses(app, runs, agent.to_owned(), ask).await,
+    let agent = agent.to_owned();
+    if ask.endpoint == Endpoint::Chat {
+        chat(app, runs, agent, ask).await
+    } else {
+        responses(app, runs, agent, ask).await
     }
 }
 
@@ -190,7 +192,7 @@ async fn responses(app: &Arc<App>, runs: &Arc<Runs>, agent: String, ask: Ask) ->
                 .await
                 .map_err(|fault| on_member(fault, "input"))?
         }
-        go_on::Going::Same { id, reader } => Begun { id, reader },
+        go_on::Going::Same { id, reader } => Begun { id, reader: *reader },
     };
     let (stream, caller) = (ask.stream, ask.caller.clone());
     drop(ask);

@@ -62,6 +62,10 @@ impl Reader {
         }
     }
 
+    pub(super) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     pub(super) fn run(&self) -> &RunId {
         &self.run
     }

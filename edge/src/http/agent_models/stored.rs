@@ -33,10 +33,7 @@ pub(super) async fn reply(runs: &Arc<Runs>, ask: &Ask) -> Result<Reply, Fault> {
         .and_then(ResponseId::parse)
         .ok_or_else(absent)?;
     let see = || runs.see(&ask.caller, id.run.as_str());
-    let found = |problem: Problem| match problem.code {
-        Code::RunNotFound | Code::RunDeleted => absent(),
-        _ => problem.into(),
-    };
+    let found = |problem: Problem| Fault::unseen(problem, FIELD);
     let Seen { engine, loaded } = see().await.map_err(found)?;
     if !is_agent(&loaded.head) || !begins(&engine.store, &id).await? {
         return Err(absent());
@@ -96,7 +93,7 @@ async fn input_items(store: &Arc<dyn Store>, id: &ResponseId) -> Result<Vec<Valu
         let messages = conversation(&input).map_err(|_| corrupt())?;
         let messages = messages.iter().enumerate();
         let items = messages
-            .filter_map(|(n, message)| message_item(id, n, serde_json::from_str(message.get()).ok()?));
+            .filter_map(|(n, message)| message_item(id, n, &serde_json::from_str(message.get()).ok()?));
         return Ok(items.collect());
     }
     let mut items = Vec::new();
@@ -114,7 +111,7 @@ async fn input_items(store: &Arc<dyn Store>, id: &ResponseId) -> Result<Vec<Valu
 }
 
 /// A chat message as an input item.
-fn message_item(id: &ResponseId, n: usize, message: Value) -> Option<Value> {
+fn message_item(id: &ResponseId, n: usize, message: &Value) -> Option<Value> {
     let role = message.get("role")?.as_str()?.to_owned();
     let kind = if role == "assistant" {
         "output_text"
@@ -168,9 +165,15 @@ fn word_item(id: &ResponseId, n: usize, wait: &WaitRecord) -> Option<Value> {
         WaitingKind::Input => {
             let value: Value = serde_json::from_slice(payload).ok()?;
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            message_item(id, n, json!({"role": "user", "content": text}))
+            message_item(id, n, &json!({"role": "user", "content": text}))
         }
-        _ => None,
+        WaitingKind::Event
+        | WaitingKind::Timer
+        | WaitingKind::Retry
+        | WaitingKind::Children
+        | WaitingKind::Reconciliation
+        | WaitingKind::Resume
+        | WaitingKind::Handoff => None,
     }
 }
 
@@ -216,15 +219,15 @@ mod tests {
     #[test]
     fn messages_are_told_as_items() {
         let parts = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}}]);
-        let item = message_item(&id(), 1, json!({"role": "user", "content": parts})).unwrap();
+        let item = message_item(&id(), 1, &json!({"role": "user", "content": parts})).unwrap();
         assert_eq!(
             item["content"],
             json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u", "detail": "auto"}])
         );
-        let item = message_item(&id(), 2, json!({"role": "assistant", "content": "b"})).unwrap();
+        let item = message_item(&id(), 2, &json!({"role": "assistant", "content": "b"})).unwrap();
         assert_eq!(item["content"][0]["type"], "output_text");
         assert_eq!(item["id"], "msg_in_0123456789abcdef0123456789abcdef_0_2");
-        assert_eq!(message_item(&id(), 3, json!("x")), None);
+        assert_eq!(message_item(&id(), 3, &json!("x")), None);
     }
 
     #[test]

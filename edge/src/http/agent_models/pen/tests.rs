@@ -41,9 +41,10 @@ fn said(text: &str) -> Vec<News> {
 }
 
 fn over(status: Status, output: Option<&str>) -> News {
-    let reason = match status {
-        Status::Succeeded => Reason::Completed,
-        _ => Reason::Cancelled,
+    let reason = if status == Status::Succeeded {
+        Reason::Completed
+    } else {
+        Reason::Cancelled
     };
     let mut outcome = Outcome::new(status, reason);
     outcome.output = output.map(|text| serde_json::value::to_raw_value(text).unwrap());
