@@ -10,11 +10,11 @@ use iop_durable::patterns::TURNS;
 use iop_durable::payload::Digest;
 use iop_durable::record::Lineage;
 use iop_durable::runner::{RunError, Start};
-use iop_durable::store::IdempotencyKey;
+use iop_durable::store::{Created, IdempotencyKey, StoreError};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::Runs;
+use super::{Engine, Runs};
 use super::catalog::Version;
 use super::people::ANYBODY;
 use super::problem::{Code, Problem};
@@ -69,17 +69,25 @@ impl Runs {
     /// `agent_not_found`, `permission_denied`, `invalid_request`, `invalid_encoding`, `budget_invalid`, `payload_too_large`,
     /// `idempotency_conflict`, `unsupported_guarantee`; the store's.
     pub(crate) async fn create(&self, caller: &Caller, create: CreateRun) -> Result<Made, Problem> {
+        let owner = caller.name().map(|name| name.to_string());
+        let idempotency = create.idempotency.map(|(key, request)| IdempotencyKey {
+            scope: owner.clone().unwrap_or_else(|| ANYBODY.to_owned()),
+            key,
+            request,
+        });
+        // What was made is answered whatever became of its agent.
+        for engine in self.engines() {
+            if let Some(key) = &idempotency
+                && let Some(made) = made_by(engine, key).await?
+            {
+                return Ok(made);
+            }
+        }
         let version = self.catalog().newest(&create.agent).await?;
         if !caller.may_use(&version.spec.model) {
             let why = "This key may not use the model of this agent.";
             return Err(Problem::new(Code::PermissionDenied, why).at("agent"));
         }
-        let durable = create.durable.unwrap_or(version.spec.durable);
-        if !durable && pauses(&version) {
-            let why = "Runs of this agent wait for approvals; they cannot be without durability.";
-            return Err(Problem::new(Code::UnsupportedGuarantee, why).at("durable"));
-        }
-        conversation(&create.input).map_err(|why| Problem::invalid("input", format!("input: {why}.")))?;
         let run = create
             .run_id
             .as_deref()
@@ -87,7 +95,17 @@ impl Runs {
                 RunId::new(id).map_err(|e| Problem::new(Code::InvalidEncoding, e.to_string()).at("run_id"))
             })
             .transpose()?;
-        let owner = caller.name().map(|name| name.to_string());
+        let durable = match (create.durable, &run) {
+            (Some(durable), _) => durable,
+            // The same request once more is about the run that it made, whatever its agent says since.
+            (None, Some(run)) => self.holder(run).await?.unwrap_or(version.spec.durable),
+            (None, None) => version.spec.durable,
+        };
+        if !durable && pauses(&version) {
+            let why = "Runs of this agent wait for approvals; they cannot be without durability.";
+            return Err(Problem::new(Code::UnsupportedGuarantee, why).at("durable"));
+        }
+        conversation(&create.input).map_err(|why| Problem::invalid("input", format!("input: {why}.")))?;
         let mut start = Start::new(AgentState::of_input(create.input));
         start.run = run;
         start.metadata = create.metadata;
@@ -100,12 +118,30 @@ impl Runs {
             self.catalog().has_price(&version.spec.model),
         )?;
         start.traceparent = create.traceparent;
-        start.idempotency = create.idempotency.map(|(key, request)| IdempotencyKey {
-            scope: owner.clone().unwrap_or_else(|| ANYBODY.to_owned()),
-            key,
-            request,
-        });
+        start.idempotency = idempotency;
         start.owner = owner;
+        // One name is one run: what both engines could make at once is made one after the other.
+        let (mut _together, mut _alone) = (None, None);
+        if start.run.is_some() || start.idempotency.is_some() {
+            if durable {
+                _together = Some(self.names.read().await);
+            } else {
+                _alone = Some(self.names.write().await);
+            }
+            let other = self.engine(!durable);
+            if let Some(key) = &start.idempotency
+                && let Some(made) = made_by(other, key).await?
+            {
+                return Ok(made);
+            }
+            if let Some(run) = &start.run
+                && holds(other, run).await?
+            {
+                let why = "There is another run of this id.";
+                let problem = Problem::new(Code::IdempotencyConflict, why).at("run_id");
+                return Err(problem.of(run.as_str()));
+            }
+        }
         self.accept(&version, durable, start).await
     }
 
@@ -114,7 +150,17 @@ impl Runs {
     /// # Errors
     /// As `create`.
     pub(crate) async fn start_child(&self, child: Child) -> Result<(), Problem> {
+        // What was started is there, whatever became of its agent since.
+        match self.engine(child.durable).store.load(&child.run).await {
+            Ok(made) if made.head.lineage == child.lineage => return Ok(()),
+            Ok(_) | Err(StoreError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
         let version = self.catalog().newest(&child.agent).await?;
+        if !child.durable && pauses(&version) {
+            let why = "Runs of this agent wait for approvals; a run without durability cannot start one.";
+            return Err(Problem::new(Code::UnsupportedGuarantee, why));
+        }
         let text = std::str::from_utf8(&child.input)
             .map_err(|_| Problem::new(Code::InvalidEncoding, "input: is not valid UTF-8").at("input"))?;
         let input = RawValue::from_string(text.to_owned())
@@ -124,6 +170,16 @@ impl Runs {
         start.owner = child.owner;
         start.deadline = version.spec.deadline.map(|span| Deadline::In(span.0));
         self.accept(&version, child.durable, start).await.map(|_| ())
+    }
+
+    /// Whether the run of this id is durable; `None` when there is none.
+    async fn holder(&self, run: &RunId) -> Result<Option<bool>, Problem> {
+        for engine in self.engines() {
+            if holds(engine, run).await? {
+                return Ok(Some(engine.durable));
+            }
+        }
+        Ok(None)
     }
 
     async fn accept(
@@ -152,6 +208,31 @@ impl Runs {
             }
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// The run that this key made before.
+///
+/// # Errors
+/// `idempotency_conflict` when that was another request; the store's.
+async fn made_by(engine: &Engine, key: &IdempotencyKey) -> Result<Option<Made>, Problem> {
+    match engine.store.keyed(key).await? {
+        Some(Created::Replayed { run }) => Ok(Some(Made {
+            run,
+            durable: engine.durable,
+            replayed: true,
+        })),
+        Some(_) => Err(RunError::Conflict.into()),
+        None => Ok(None),
+    }
+}
+
+/// Whether this id names a run of the engine, or did.
+async fn holds(engine: &Engine, run: &RunId) -> Result<bool, Problem> {
+    match engine.store.load(run).await {
+        Ok(_) | Err(StoreError::Deleted | StoreError::Corrupt { .. }) => Ok(true),
+        Err(StoreError::NotFound) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

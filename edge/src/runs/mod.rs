@@ -73,6 +73,8 @@ pub struct Runs {
     app: Arc<OnceLock<Weak<App>>>,
     ended: Mutex<Option<mpsc::UnboundedReceiver<RunId>>>,
     shared: bool,
+    /// Held while a run is made under a name of its caller's: together by durable ones, alone by the others.
+    names: tokio::sync::RwLock<()>,
 }
 
 /// Runs of one store, and who works on them.
@@ -190,6 +192,7 @@ impl Runs {
             app,
             ended: Mutex::new(Some(ended)),
             shared,
+            names: tokio::sync::RwLock::new(()),
         }))
     }
 
@@ -254,11 +257,12 @@ impl Runs {
         let id = RunId::new(run).map_err(|e| Problem::new(Code::InvalidEncoding, e.to_string()).at("run_id"))?;
         let [durable, volatile] = self.engines();
         let seen = match volatile.store.load(&id).await {
-            Ok(loaded) => Seen {
+            // Another process may have a durable run of this id: nobody hides it from its owner.
+            Ok(loaded) if sees(caller, loaded.head.owner.as_deref()) => Seen {
                 engine: volatile,
                 loaded,
             },
-            Err(StoreError::NotFound) => Seen {
+            Ok(_) | Err(StoreError::NotFound) => Seen {
                 engine: durable,
                 loaded: durable.store.load(&id).await.map_err(|e| Problem::from(e).of(run))?,
             },

@@ -228,7 +228,8 @@ where
     }
 
     /// The run that has this id already: this very creation when its answer was lost; the same run asked for again when
-    /// owner, definition and first state are the same (D59); else another one.
+    /// owner, definition, first state and limits are the same (D59); else another one. The definition may have a newer version
+    /// since: then its own limits say nothing.
     async fn existing(&self, head: &RunHead, unsure: bool) -> Result<(Accepted, Option<Acquired>), RunError> {
         let loaded = self.inner.store.load(&head.id).await?;
         let run = head.id.clone();
@@ -238,8 +239,7 @@ where
         }
         let second = Revision::FIRST.next().ok();
         let first = self.inner.store.history(&head.id, second, 1).await?;
-        let same = loaded.head.owner == head.owner
-            && loaded.head.definition == head.definition
+        let same = is_asked_again(&loaded.head, head)
             && first
                 .first()
                 .is_some_and(|first| first.state_digest == head.state_digest);
@@ -249,6 +249,24 @@ where
             Err(RunError::Conflict)
         }
     }
+}
+
+/// Whether a creation asks for a run that exists, but for its first state.
+fn is_asked_again(made: &RunHead, asked: &RunHead) -> bool {
+    let limits = |head: &RunHead| -> Vec<(String, u64)> {
+        let budgets = head.budgets.iter();
+        budgets.map(|(name, budget)| (name.clone(), budget.limit)).collect()
+    };
+    let span = |head: &RunHead| head.deadline.map(|deadline| deadline.since(head.created_at));
+    let of_one_version = || {
+        limits(made) == limits(asked) && (made.deadline == asked.deadline || span(made) == span(asked))
+    };
+    made.owner == asked.owner
+        && made.definition.kind == asked.definition.kind
+        && made.definition.name == asked.definition.name
+        && (made.definition != asked.definition || of_one_version())
+        // A resume may have changed it.
+        && (made.life > 1 || made.metadata == asked.metadata)
 }
 
 fn event(seq: u64, name: EventName, time: Timestamp, data: &[u8]) -> EventRecord {

@@ -393,7 +393,8 @@ where
     /// Retention, after the lease is released; its failure changes no result (D226).
     async fn clean_up(&self, head: &RunHead) {
         let (store, graph) = (&self.inner.store, &self.inner.graph);
-        if head.status == Status::Succeeded && graph.delete_on_success {
+        // A run that another one started is there until that one has read its result.
+        if head.status == Status::Succeeded && graph.delete_on_success && head.lineage.parent.is_none() {
             if let Err(error) = store.delete_if_idle(&head.id).await {
                 tracing::warn!(%error, "a finished run was not deleted");
             }
