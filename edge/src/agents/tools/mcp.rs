@@ -10,7 +10,6 @@ mod session;
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::HeaderMap;
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::runner::CallError;
@@ -100,9 +99,8 @@ fn timed_out(message: &str) -> Failure {
 fn params(call: McpCall<'_>) -> Result<CallToolRequestParams, Failure> {
     let invalid = |why: String| Failure::new(FailureKind::InvalidInput, why).code("invalid_arguments");
     let (text, answers) = rounds::split(call.arguments).map_err(invalid)?;
-    let arguments = match arguments::value(&text).map_err(invalid)? {
-        Value::Object(arguments) => arguments,
-        _ => return Err(invalid(String::from("the arguments are no JSON object"))),
+    let Value::Object(arguments) = arguments::value(&text).map_err(invalid)? else {
+        return Err(invalid(String::from("the arguments are no JSON object")));
     };
     let mut params = CallToolRequestParams::new(call.tool.to_owned()).with_arguments(arguments);
     let mut meta = RequestMetaObject::new();

@@ -1,8 +1,12 @@
 //! What an answer of an MCP server means: a result, a failure that is sure, or a loss. Pure.
 
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the library's enums are open: what it adds to them says nothing of a call"
+)]
+
 use std::time::Duration;
 
-use http::StatusCode;
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::runner::CallError;
 use rmcp::ServiceError;
@@ -15,6 +19,8 @@ use super::rounds::is_reserved;
 use super::{Answered, Asked};
 use crate::agents::spec::EffectSpec;
 
+/// The longest pause that a server may ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// Of a failure's text, in bytes.
 const MAX_MESSAGE: usize = 16 * 1024;
 
@@ -184,7 +190,12 @@ fn answered(error: &StreamableHttpError<reqwest::Error>) -> Option<CallError> {
 }
 
 fn status_error(error: &HttpStatusError) -> CallError {
-    let failure = tool_error(&format!("http_{}", error.status), String::new());
+    let kind = match error.status {
+        429 => FailureKind::RateLimited,
+        _ => FailureKind::ToolError,
+    };
+    let failure =
+        Failure::new(kind, "the MCP server refused the request").code(format!("http_{}", error.status));
     CallError::Failed {
         failure: failure.retryable(retryable(error.status)),
         retry_after: error.retry_after.as_deref().and_then(retry_after),
@@ -193,12 +204,13 @@ fn status_error(error: &HttpStatusError) -> CallError {
 
 /// durable-api §8 "Who retries".
 fn retryable(status: u16) -> bool {
-    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504) && StatusCode::from_u16(status).is_ok()
+    matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504)
 }
 
 /// Only the form in seconds: a date is measured by a clock that is not read here.
 fn retry_after(text: &str) -> Option<Duration> {
-    text.trim().parse().ok().map(Duration::from_secs)
+    let asked = text.trim().parse().ok().map(Duration::from_secs)?;
+    Some(asked.min(MAX_RETRY_AFTER))
 }
 
 fn streamable<'a>(
@@ -213,7 +225,7 @@ fn tool_error(code: &str, message: String) -> Failure {
 
 fn too_large() -> Failure {
     tool_error(
-        "result_too_large",
+        "payload_too_large",
         "the result is larger than [runs] max_result".to_owned(),
     )
 }

@@ -179,13 +179,19 @@ async fn an_answered_status_is_sure_whatever_the_effect() {
             Some(Duration::from_secs(7))
         )
     );
+    let limited = Reply::Status(429, vec![("retry-after".to_owned(), "86400".to_owned())]);
+    let (kind, _, retryable, after) = failed(world.replied(limited, EffectSpec::Unsafe).await);
+    assert_eq!(
+        (kind, retryable, after),
+        (FailureKind::RateLimited, true, Some(Duration::from_secs(3600)))
+    );
     let (_, code, retryable, _) = failed(
         world
             .replied(Reply::Status(501, vec![]), EffectSpec::Unsafe)
             .await,
     );
     assert_eq!((code.as_str(), retryable), ("http_501", false));
-    assert_eq!(world.stub.calls("deploy").len(), 2);
+    assert_eq!(world.stub.calls("deploy").len(), 3);
 }
 
 /// S105.
@@ -282,7 +288,7 @@ async fn a_result_over_the_limit_is_not_kept() {
         let (kind, code, retryable, _) = failed(world.replied(reply, EffectSpec::ReadOnly).await);
         assert_eq!(
             (kind, code.as_str(), retryable),
-            (FailureKind::ToolError, "result_too_large", false)
+            (FailureKind::ToolError, "payload_too_large", false)
         );
     }
 }
