@@ -221,10 +221,10 @@ fn lists_are_filtered() {
                 .map(|run| run["id"].as_str().unwrap().to_owned())
                 .collect::<Vec<_>>()
         };
-        assert_eq!(ids("status=waiting").await, [waits.clone()]);
-        assert_eq!(ids("waiting_kind=approval").await, [waits.clone()]);
-        assert_eq!(ids("status=succeeded").await, [ends.clone()]);
-        assert_eq!(ids(&format!("agent={WORKER}")).await, [ends.clone()]);
+        assert_eq!(ids("status=waiting").await, [&*waits]);
+        assert_eq!(ids("waiting_kind=approval").await, [&*waits]);
+        assert_eq!(ids("status=succeeded").await, [&*ends]);
+        assert_eq!(ids(&format!("agent={WORKER}")).await, [&*ends]);
         assert!(ids("flow=anything").await.is_empty());
         assert!(ids(&format!("parent_id={waits}")).await.is_empty());
         assert!(ids("waiting_kind=timer").await.is_empty());

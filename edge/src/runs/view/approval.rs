@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::run::arguments;
+use super::waiting::arguments;
 use super::{time, url_of};
 use crate::agents::journal::{ApprovalAnswer, ApprovalDecision, ApprovalSubject, approval_id};
 use crate::schema::words_schema;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::run::call_id;
 use super::step::StepKind;
+use super::waiting::call_id;
 use super::{raw, time, url_of, written};
 use crate::agents::journal::{approval_id, step_name};
 

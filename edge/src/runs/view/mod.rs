@@ -9,6 +9,7 @@ mod run;
 mod step;
 mod turn;
 mod wait;
+mod waiting;
 
 use bytes::Bytes;
 use iop_durable::failure::Failure;
@@ -23,12 +24,11 @@ pub(crate) use activity::{ActivityObject, is_shown};
 pub(crate) use approval::{ApprovalObject, ApprovalStatus};
 pub(crate) use event::{EventObject, Transient};
 pub(crate) use history::{CheckpointObject, HistoryObject};
-pub(crate) use run::{
-    Blocked, ChildObject, CorruptRun, Guarantee, Open, RunObject, WaitingOnObject, waiting_on,
-};
+pub(crate) use run::{Blocked, ChildObject, CorruptRun, Guarantee, RunObject};
 pub(crate) use step::{StepObject, current_step};
 pub(crate) use turn::TurnObject;
 pub(crate) use wait::WaitObject;
+pub(crate) use waiting::{Open, WaitingOnObject, waiting_on};
 
 /// RFC 3339 in UTC with milliseconds.
 pub(crate) fn time(at: Timestamp) -> String {

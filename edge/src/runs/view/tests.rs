@@ -13,7 +13,6 @@ use iop_durable::record::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::run::{Blocked, Open};
 use super::*;
 use crate::agents::journal::{ApprovalSubject, arguments_digest};
 use crate::agents::program::UNLIMITED;
@@ -307,7 +306,7 @@ fn every_kind_of_waiting_has_its_members() {
             WaitingKind::Reconciliation,
             Open {
                 waits: Vec::new(),
-                activities: vec![(call.clone(), Some("charge".to_owned()))],
+                activities: vec![(call, Some("charge".to_owned()))],
             },
             json!({ "kind": "reconciliation", "activity_id": id, "tool": "charge", "call_id": "call_7", "attempt": 1,
                 "url": format!("{run_url}/activities/{id}/resolve") }),
