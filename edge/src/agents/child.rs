@@ -13,9 +13,9 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::program::{Program, Room};
-use super::reason::patiently;
+use super::reason::{ASK_AGAIN, patiently};
 use crate::config::hex;
-use crate::runs::{Child as NewChild, problem::Code};
+use crate::runs::Child as NewChild;
 
 /// How long a parent sleeps when nobody tells it that its child is over.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
@@ -63,13 +63,14 @@ impl Child<'_> {
                         owner: self.ctx.owner().map(|owner| owner.to_string()),
                         durable: self.program.room.durable,
                     };
-                    runs.start_child(new).await.map_err(|problem| {
-                        let kind = match problem.code {
-                            Code::StoreUnavailable | Code::JournalUnavailable => FailureKind::Unavailable,
-                            _ => FailureKind::Configuration,
-                        };
-                        Failure::new(kind, problem.message).code(problem.code.as_str())
-                    })?;
+                    // A store that is away for a moment is not the call's fault: it is asked again while the lease lives.
+                    while let Err(problem) = runs.start_child(&new).await {
+                        if !problem.retryable {
+                            let failure = Failure::new(FailureKind::Configuration, problem.message);
+                            return Err(failure.code(problem.code.as_str()).into());
+                        }
+                        tokio::time::sleep(ASK_AGAIN).await;
+                    }
                     Ok(Bytes::copy_from_slice(child.as_str().as_bytes()))
                 }
             })

@@ -1,6 +1,6 @@
 //! What an agent keeps where in the journal of its run: keys, labels, and the JSON of pauses. The one place that names them.
 
-use iop_durable::ids::{WaitId, check_text};
+use iop_durable::ids::WaitId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -15,6 +15,9 @@ pub(crate) const MODEL: &str = "model";
 pub(crate) const REQUEST_INPUT: &str = "request_input";
 /// The implementation label of a call that was answered without a dispatch.
 pub(crate) const REFUSAL: &str = "refusal";
+
+/// The implementation label of a call that is a run of another agent.
+pub(crate) const CHILD: &str = "agent";
 
 /// Events of an agent's own (durable-api §3).
 pub(crate) const TURN_COMPLETED: &str = "run.turn.completed";
@@ -41,6 +44,18 @@ pub(crate) fn round_key(call_key: &str, round: u32) -> String {
 pub(crate) fn call_of(key: &str) -> Option<(&str, usize)> {
     let (id, ordinal) = key.rsplit_once('.')?;
     Some((id, ordinal.parse().ok()?))
+}
+
+/// The journal's key of the start of a child, which its call is.
+pub(crate) fn start_key(call_key: &str) -> String {
+    format!("start/{call_key}")
+}
+
+/// The call's key of a record that is the start of a child; `None` for any other. A call's own record has the same label and
+/// is a read, whatever its id looks like.
+pub(crate) fn started_call(record: &ActivityRecord) -> Option<&str> {
+    let starts = record.implementation == CHILD && record.effect == Effect::Idempotent;
+    record.key.as_str().strip_prefix("start/").filter(|_| starts)
 }
 
 /// The turn that an activation belongs to: `reason` and `action` alternate, from `reason` at 1.
@@ -114,12 +129,6 @@ pub(crate) fn wait_of_approval(id: &str) -> Option<WaitId> {
     WaitId::new(&format!("wait_{digest}")).ok()
 }
 
-/// Whether a model's call id can be part of a key.
-pub(crate) fn is_call_id(id: &str) -> bool {
-    // Room for `.` and the ordinal.
-    id.len() <= 240 && check_text("call_id", id).is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,11 +161,5 @@ mod tests {
     fn the_digest_is_of_the_exact_text() {
         assert_ne!(arguments_digest("{}"), arguments_digest("{ }"));
         assert!(arguments_digest("").starts_with("sha256:e3b0c442"));
-    }
-
-    #[test]
-    fn call_ids_fit_into_keys() {
-        assert!(is_call_id("call_1"));
-        assert!(!is_call_id("") && !is_call_id("a\0b") && !is_call_id(&"x".repeat(241)));
     }
 }

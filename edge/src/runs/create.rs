@@ -14,10 +14,10 @@ use iop_durable::store::{Created, IdempotencyKey, StoreError};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{Engine, Runs};
 use super::catalog::Version;
 use super::people::ANYBODY;
 use super::problem::{Code, Problem};
+use super::{Engine, Runs};
 use crate::agents::prices::spend;
 use crate::agents::program::{SAME_CALL, SPEND, TOKENS, TOOL_CALLS};
 use crate::agents::state::AgentState;
@@ -149,7 +149,7 @@ impl Runs {
     ///
     /// # Errors
     /// As `create`.
-    pub(crate) async fn start_child(&self, child: Child) -> Result<(), Problem> {
+    pub(crate) async fn start_child(&self, child: &Child) -> Result<(), Problem> {
         // What was started is there, whatever became of its agent since.
         match self.engine(child.durable).store.load(&child.run).await {
             Ok(made) if made.head.lineage == child.lineage => return Ok(()),
@@ -165,9 +165,9 @@ impl Runs {
             .map_err(|_| Problem::new(Code::InvalidEncoding, "input: is not valid UTF-8").at("input"))?;
         let input = RawValue::from_string(text.to_owned())
             .map_err(|_| Problem::invalid("input", "input: is no JSON."))?;
-        let mut start = Start::new(AgentState::of_input(input)).run(child.run);
-        start.parent = Some(child.lineage);
-        start.owner = child.owner;
+        let mut start = Start::new(AgentState::of_input(input)).run(child.run.clone());
+        start.parent = Some(child.lineage.clone());
+        start.owner.clone_from(&child.owner);
         start.deadline = version.spec.deadline.map(|span| Deadline::In(span.0));
         self.accept(&version, child.durable, start).await.map(|_| ())
     }
