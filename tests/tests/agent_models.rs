@@ -421,6 +421,9 @@ fn approvals_are_answered_one_by_one_or_together() {
         let third = response(&client, GUARDED, &other).await;
         assert_eq!(output_text(&third), "all done");
         assert_eq!(approvals(&third), Vec::<Value>::new());
+        assert_eq!(third["previous_response_id"], second["id"]);
+        let path = format!("/v1/responses/{}", third["id"].as_str().unwrap());
+        assert_eq!(client.get(&path).await.json(), third);
         assert_eq!(response(&client, GUARDED, &other).await, third);
         assert_eq!(world.stubs.tools.calls("/deploy").len(), 1);
         assert_eq!(world.stubs.tools.calls("/charge").len(), 0);
@@ -778,7 +781,40 @@ fn foreign_responses_go_to_their_providers() {
     });
 }
 
-/// An edge that goes waits for the turn under way and then says so; the run goes on where the store is opened next.
+/// A call that nobody knows the effect of ends the answer, and says where it is resolved.
+#[test]
+fn an_effect_that_nobody_knows_of_is_told() {
+    run(60, async {
+        let mut world = World::start(Db::Sqlite, all).await;
+        let client = world.edges[0].client();
+        deploys(&world, "blind");
+        let received = world.stubs.tools.received("/deploy");
+        received.close();
+        let body = json!({"model": "agent:worker", "messages": messages("blind"), "stream": true});
+        let mut conn = client.open("/v1/chat/completions", &body).await;
+        let head = conn.head().await.unwrap();
+        let run = head.header(RUN_ID).unwrap();
+        received.reached(1).await;
+        world.kill_and_restart(0).await;
+        received.open();
+        world.api().until(run, &["ambiguous"]).await;
+        let client = world.edges[0].client();
+        let path = format!("/v1/responses/resp_{}_0", run.strip_prefix("run_").unwrap());
+        let told = client.get(&path).await.json();
+        assert_eq!(told["status"], "completed");
+        let on = world.api().seen_run(run).await["waiting_on"][0].clone();
+        assert!(
+            output_text(&told).contains(on["url"].as_str().unwrap()),
+            "{told} {on}"
+        );
+        let words = json!({"previous_response_id": told["id"], "input": "and?"});
+        respond(&client, WORKER, &words)
+            .await
+            .assert_error(409, "run_waiting");
+    });
+}
+
+/// An edge that goes says so; the run goes on where the store is opened next.
 #[test]
 fn an_edge_that_goes_leaves_the_run_to_the_next() {
     run(60, async {
@@ -811,26 +847,6 @@ fn an_edge_that_goes_leaves_the_run_to_the_next() {
         let path = format!("/v1/responses/resp_{hex}_0");
         let read = world.edges[0].client().get(&path).await.json();
         assert_eq!(output_text(&read), "said in the end");
-
-        let halfway = &world.stubs.llm.halfway;
-        halfway.close();
-        let body = json!({"model": "agent:worker", "messages": messages("long"), "stream": true});
-        let client = world.edges[0].client();
-        let mut conn = client.open("/v1/chat/completions", &body).await;
-        let mut text = conn.until("said").await;
-        world.edges[0].process.signal("TERM");
-        world.edges[0].process.says("draining").await;
-        halfway.open();
-        while let Some(piece) = conn.piece().await.unwrap() {
-            text.push_str(std::str::from_utf8(&piece).unwrap());
-        }
-        assert_eq!(
-            sse_data(&text).last().map(String::as_str),
-            Some("[DONE]"),
-            "{text}"
-        );
-        world.edges[0].process.exit(Duration::from_secs(20)).await;
-        world.restart(0).await;
         world.holds().await;
     });
 }

@@ -201,7 +201,7 @@ async fn responses(app: &Arc<App>, runs: &Arc<Runs>, agent: String, ask: Ask) ->
         .see(&caller, id.run.as_str())
         .await
         .map_err(|problem| Fault::from(problem).of(&id.run))?;
-    let pen = pen(engine, &loaded, &id, sent.previous).await?;
+    let pen = pen(engine, &loaded, &id).await?;
     if stream {
         return Ok(Reply::Responses(reader, pen));
     }
@@ -277,18 +277,16 @@ async fn begin(
 }
 
 /// Writes a response of a run.
-async fn pen(
-    engine: &Engine,
-    loaded: &Loaded,
-    id: &ResponseId,
-    previous: Option<String>,
-) -> Result<ResponsesPen, Fault> {
+async fn pen(engine: &Engine, loaded: &Loaded, id: &ResponseId) -> Result<ResponsesPen, Fault> {
     let head = &loaded.head;
     let mut begun = head.created_at;
+    let mut previous = head.metadata.get(PREVIOUS).cloned();
     if id.after > 0 {
+        let of = |problem: Problem| Fault::from(problem).of(&id.run);
         let events = engine.store.events(&head.id, id.after - 1, 1).await;
-        let events = events.map_err(|error| Fault::from(Problem::from(error)).of(&id.run))?;
+        let events = events.map_err(|error| of(error.into()))?;
         begun = events.first().map_or(begun, |event| event.time);
+        previous = Some(reader::before(&engine.store, id).await.map_err(of)?.to_string());
     }
     let author = Author {
         id: id.uuid(),

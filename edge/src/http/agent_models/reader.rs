@@ -62,10 +62,6 @@ impl Reader {
         }
     }
 
-    pub(super) fn store(&self) -> &Arc<dyn Store> {
-        &self.store
-    }
-
     pub(super) fn run(&self) -> &RunId {
         &self.run
     }
@@ -217,4 +213,14 @@ pub(super) async fn pauses(
             return Ok(found);
         }
     }
+}
+
+/// The response that ended where this one begins.
+///
+/// # Errors
+/// The store's.
+pub(super) async fn before(store: &Arc<dyn Store>, id: &ResponseId) -> Result<ResponseId, Problem> {
+    let pauses = pauses(store, &id.run, 0).await?;
+    let last = pauses.iter().rev().find(|(seq, _)| *seq < id.after);
+    Ok(id.at(last.map_or(0, |(seq, _)| *seq)))
 }

@@ -8,7 +8,6 @@ use iop_durable::record::{WaitRecord, WaitStatus, WaitingKind};
 use iop_durable::store::Store;
 use serde_json::{Value, json};
 
-use super::ask::PREVIOUS;
 use super::fault::Fault;
 use super::go_on::begins;
 use super::id::ResponseId;
@@ -57,11 +56,7 @@ pub(super) async fn reply(runs: &Arc<Runs>, ask: &Ask) -> Result<Reply, Fault> {
         seen = see().await.map_err(found)?;
     }
     let Seen { engine, loaded } = &seen;
-    let previous = match id.after {
-        0 => loaded.head.metadata.get(PREVIOUS).cloned(),
-        after => Some(before(&engine.store, &id, after).await?),
-    };
-    let pen = pen(engine, loaded, &id, previous).await?;
+    let pen = pen(engine, loaded, &id).await?;
     if ask.stream {
         if query(ask.uri.query().unwrap_or_default(), "starting_after").is_some() {
             let why = "A response of an agent is streamed from its start.";
@@ -71,13 +66,6 @@ pub(super) async fn reply(runs: &Arc<Runs>, ask: &Ask) -> Result<Reply, Fault> {
     }
     let answer = stored(&engine.store, &id).await?;
     Ok(Reply::Whole(pen.whole(&answer), id.run))
-}
-
-/// The response that ended where this one begins.
-async fn before(store: &Arc<dyn Store>, id: &ResponseId, after: u64) -> Result<String, Problem> {
-    let pauses = pauses(store, &id.run, 0).await?;
-    let last = pauses.iter().rev().find(|(seq, _)| *seq < after);
-    Ok(id.at(last.map_or(0, |(seq, _)| *seq)).to_string())
 }
 
 /// What was sent for a response: the run's input, or what was said to the pause it begins behind.

@@ -9,10 +9,7 @@ use futures_util::stream::unfold;
 use http::Response;
 use http::header::{self, HeaderValue};
 use iop_durable::ids::RunId;
-use iop_durable::record::Status;
-use iop_durable::store::{Loaded, Store};
 use iop_shared::execution::Outcome;
-use tokio::time::Instant;
 
 use super::fault::{Fault, X_IOP_RUN_ID};
 use super::pen::Pen;
@@ -23,58 +20,11 @@ use crate::gate::{GateBody, RequestGuard};
 
 const KEEP_ALIVE: Bytes = Bytes::from_static(b": keep-alive\n\n");
 
-/// How often a run that may be given back is looked at.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// How long an answer is waited for when the process ends: as long as its run is worked on, and no longer than its calls are.
-struct Leaving {
-    drain: Drain,
-    grace: Duration,
-    /// Once the drain has begun.
-    until: Option<Instant>,
-}
-
-impl Leaving {
-    fn new(app: &App) -> Self {
-        Self {
-            drain: app.drain.clone(),
-            grace: app.settings.runs.cancel_grace,
-            until: None,
-        }
-    }
-
-    /// Resolves when nothing more comes of the run here. Dropping it loses nothing.
-    async fn gone(&mut self, store: &Arc<dyn Store>, run: &RunId) {
-        self.drain.started().await;
-        let until = *self.until.get_or_insert_with(|| Instant::now() + self.grace);
-        while Instant::now() < until {
-            if store.load(run).await.is_ok_and(|loaded| is_given_back(&loaded)) {
-                return;
-            }
-            tokio::time::sleep(LOOK).await;
-        }
-    }
-}
-
-/// Whether a run waits for another worker.
-fn is_given_back(loaded: &Loaded) -> bool {
-    match loaded.head.status {
-        Status::Queued | Status::Running => loaded.lease.is_none(),
-        // What ended or paused is told.
-        Status::Waiting
-        | Status::Ambiguous
-        | Status::Succeeded
-        | Status::Failed
-        | Status::Cancelled
-        | Status::Exhausted
-        | Status::Transferred => false,
-    }
-}
-
 struct Streaming<P> {
     reader: Reader,
     pen: P,
-    leaving: Leaving,
+    /// With it the workers stop: the run goes on at another edge, or here after the start.
+    drain: Drain,
     /// A comment goes out after this long without a byte; `None`: never.
     interval: Option<Duration>,
     opened: bool,
@@ -94,7 +44,6 @@ impl<P: Pen> Streaming<P> {
                     None => std::future::pending().await,
                 }
             };
-            let (store, run) = (Arc::clone(self.reader.store()), self.reader.run().clone());
             let piece = tokio::select! {
                 biased;
                 news = self.reader.next() => match news {
@@ -107,9 +56,9 @@ impl<P: Pen> Streaming<P> {
                         self.pen.breaks(&problem.into())
                     }
                 },
-                () = self.leaving.gone(&store, &run) => {
+                () = self.drain.started() => {
                     self.over = true;
-                    self.pen.breaks(&Fault::draining(&run))
+                    self.pen.breaks(&Fault::draining(self.reader.run()))
                 }
                 () = quiet => KEEP_ALIVE,
             };
@@ -132,7 +81,7 @@ pub(super) fn streamed(
     let streaming = Streaming {
         reader,
         pen,
-        leaving: Leaving::new(app),
+        drain: app.drain.clone(),
         interval: app.settings.gate.keepalive_interval,
         opened: false,
         over: false,
@@ -158,13 +107,12 @@ pub(super) fn streamed(
 /// `draining` when the process ends first; what does not pass of the store's.
 pub(super) async fn collected(app: &App, mut reader: Reader) -> Result<Answer, Fault> {
     let mut answer = Answer::default();
-    let mut leaving = Leaving::new(app);
-    let (store, run) = (Arc::clone(reader.store()), reader.run().clone());
+    let run = reader.run().clone();
     loop {
         let news = tokio::select! {
             biased;
             news = reader.next() => news.map_err(|problem| Fault::from(problem).of(&run))?,
-            () = leaving.gone(&store, &run) => return Err(Fault::draining(&run)),
+            () = app.drain.started() => return Err(Fault::draining(&run)),
         };
         match news {
             News::Part(part) => answer.take(part),
