@@ -36,20 +36,34 @@ def ends(operation):
 
 
 def about(case, runs, number):
-    wanted = set(case.path_parameters or ()) - {"revision", "name"}
+    wanted = set(case.path_parameters or ()) - {"name"}
     fitting = [run for run in runs if wanted <= set(run)] if wanted else runs
     if not fitting:
         return
     run = fitting[number % len(fitting)]
     for name in wanted:
         case.path_parameters[name] = run[name]
+    if number % 5 == 0:
+        return
+    # What a caller has to know is right, and nothing is asked for that agents do not have.
+    if case.headers:
+        case.headers.pop("If-Match", None)
+    if isinstance(case.query, dict):
+        case.query.pop("wait", None)
+        if "revision" in wanted:
+            case.query["digest"] = run["digest"]
     if isinstance(case.body, dict):
-        for name, value in case.body.items():
-            if name in run and isinstance(value, str) and number % 5:
+        for name in ("state_overlay", "resume_target", "flow", "deadline", "budgets"):
+            case.body.pop(name, None)
+        if case.operation.path.endswith(("/resume", "/evaluate")):
+            case.body["resume_token"] = run["resume_token"]
+        for name in case.body:
+            if name in run:
                 case.body[name] = run[name]
-        if "agent" in case.body and "input" in case.body and number % 5:
+            if name in ("decision_id", "delivery_id", "cancel_id"):
+                case.body[name] = f"d-{number}"
+        if "agent" in case.body and "input" in case.body:
             case.body["agent"] = KNOWN["agent"]
-            case.body.pop("flow", None)
 
 
 def harmless(value):
@@ -58,3 +72,4 @@ def harmless(value):
     if isinstance(value, list):
         return [harmless(item) for item in value]
     return value
+

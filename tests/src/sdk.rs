@@ -1,4 +1,4 @@
-//! Real clients: the official SDKs and Codex, installed once from their registries into the target directory.
+//! Real clients: the official SDKs, Codex and schemathesis, installed once from their registries into the target directory.
 //!
 //! What cannot be installed fails the test with the installer's own words; nothing is skipped.
 

@@ -40,9 +40,10 @@ async fn known(world: &World) -> Vec<Value> {
 
         let counts = api.run(WORKER, "count").await;
         let on = api.waits_on(&counts, "input", 1).await;
+        let waits = api.all(&format!("/runs/{counts}/waits")).await;
         runs.push(
             json!({"id": counts, "input_id": on[0]["id"], "wait_id": on[0]["id"],
-                         "correlation_id": on[0]["correlation_id"]}),
+                         "correlation_id": waits[0]["correlation_id"]}),
         );
 
         world.stubs.tools.script("/deploy", vec![Answer::cut()]);
@@ -50,7 +51,10 @@ async fn known(world: &World) -> Vec<Value> {
         let seen = api.until(&unknown, &["ambiguous"]).await;
         let activity = seen["waiting_on"][0]["activity_id"].as_str().unwrap();
         let record = api.seen(&format!("/runs/{unknown}/activities/{activity}")).await;
-        runs.push(json!({"id": unknown, "activity_id": activity, "input_digest": record["input_digest"]}));
+        runs.push(
+            json!({"id": unknown, "activity_id": activity, "input_digest": record["input_digest"],
+                         "attempt": 1}),
+        );
 
         let failed = api.run(FRAGILE, "fail").await;
         api.until(&failed, &["failed"]).await;
@@ -60,8 +64,11 @@ async fn known(world: &World) -> Vec<Value> {
         runs.push(json!({"id": done}));
     }
     for run in &mut runs {
-        let seen = api.seen_run(run["id"].as_str().unwrap()).await;
-        run["resume_token"] = seen["resume_token"].clone();
+        let id = run["id"].as_str().unwrap().to_owned();
+        run["resume_token"] = api.seen_run(&id).await["resume_token"].clone();
+        let first = &api.all(&format!("/runs/{id}/history")).await[0];
+        run["revision"] = first["revision"].clone();
+        run["digest"] = first["digest"].clone();
     }
     runs
 }
@@ -135,6 +142,14 @@ fn generated_requests_are_answered_as_the_document_says() {
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 
+        // They came as far as what is stored.
+        let scopes = world.query("SELECT DISTINCT scope FROM decisions");
+        for scope in ["cancel", "wait:", "operator"] {
+            assert!(
+                scopes.iter().any(|s| s[0].starts_with(scope)),
+                "{scope}: {scopes:?}"
+            );
+        }
         let edge = &world.edges[0];
         assert_eq!(edge.scrape().await.sum("iop_edge_panics_total", &[]), 0.0);
         let errors = edge.process.lines_with("\"level\":\"ERROR\"");
