@@ -16,9 +16,10 @@ use iop_durable::record::{DENIED, DeadlinePolicy, Effect, WaitingKind};
 use iop_durable::runner::{Answer, Call, CallError, Ctx};
 use serde_json::{Value, json};
 
+use super::child::look_again;
 use super::journal::{
     ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, MODEL, REFUSAL, REQUEST_INPUT,
-    TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, round_key, turn_of,
+    TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, effect_key, round_key, turn_of,
 };
 use super::policy::Judgement;
 use super::program::{Program, Room, effect, retry_policy};
@@ -285,7 +286,7 @@ impl One {
                 .kind(WaitingKind::Event)
                 .correlation(&restored(agent, &tool.name))
                 .subject(bytes_of(&subject)?)
-                .deadline(Deadline::In(LOOK_AGAIN))
+                .deadline(Deadline::In(look_again(n)))
                 .wait()
                 .await?;
         }
@@ -366,12 +367,7 @@ impl One {
         if tool.reconcile.is_some() {
             let (program, available, tool) = (Arc::clone(&self.program), Arc::clone(available), tool.clone());
             activity = activity.reconcile(move |record| async move {
-                let key = iop_durable::runner::idempotency_key(
-                    &record.run,
-                    &record.node,
-                    record.activation,
-                    &record.key,
-                );
+                let key = effect_key(&record.run, record.activation, &record.key);
                 let app = program.room.app().ok()?;
                 app.runs()?
                     .toolbox()
@@ -495,9 +491,6 @@ fn plain(value: Bytes) -> Bytes {
     }
 }
 
-/// How long a run that waits for a revoked tool sleeps when nobody tells it that the tool is back.
-const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_secs(60);
-
 /// What a run waits for whose tool is revoked.
 pub(crate) fn restored(agent: &str, tool: &str) -> String {
     format!("tool_restored/{agent}/{tool}")
@@ -530,8 +523,9 @@ async fn dispatch(
 ) -> Result<Bytes, CallError> {
     let app = program.room.app()?;
     let runs = app.runs().ok_or_else(Room::ending)?;
+    let key = effect_key(&call.run, call.activation, &call.key);
     runs.toolbox()
-        .call(available, tool, &call.input, &call.idempotency_key, trace)
+        .call(available, tool, &call.input, &key, trace)
         .await
 }
 

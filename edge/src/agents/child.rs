@@ -12,13 +12,24 @@ use iop_durable::runner::{ActivityError, CallError, Ctx};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use super::journal::{CHILD, start_key};
 use super::program::{Program, Room};
 use super::reason::{ASK_AGAIN, patiently};
 use crate::config::hex;
 use crate::runs::Child as NewChild;
 
-/// How long a parent sleeps when nobody tells it that its child is over.
+/// How long a parent sleeps when nobody tells it that its child is over: at first, and at most. A child may wait for a person for
+/// days, and each look is a pause in the run's records.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(3600);
+
+/// The pause before look `n`, from 0.
+pub(super) fn look_again(n: u64) -> Duration {
+    let doubled = 1_u32.checked_shl(u32::try_from(n).unwrap_or(u32::MAX));
+    LOOK_AGAIN
+        .saturating_mul(doubled.unwrap_or(u32::MAX))
+        .min(LOOK_AGAIN_MAX)
+}
 
 /// A call that is a run of another agent.
 pub(super) struct Child<'a> {
@@ -41,8 +52,8 @@ impl Child<'_> {
         let child = self.id()?;
         let made = self
             .ctx
-            .activity(&format!("start/{}", self.key))
-            .implementation("agent")
+            .activity(&start_key(self.key))
+            .implementation(CHILD)
             .effect(Effect::Idempotent)
             .announce(started)
             .run(self.arguments.to_owned(), |call| {
@@ -82,7 +93,7 @@ impl Child<'_> {
         let ended = self
             .ctx
             .activity(self.key)
-            .implementation("agent")
+            .implementation(CHILD)
             .effect(Effect::ReadOnly)
             .run(child.as_str().to_owned(), |call| {
                 let result = told(&outcome);
@@ -131,7 +142,7 @@ impl Child<'_> {
                 .kind(WaitingKind::Children)
                 .correlation(&ended(child))
                 .subject(subject)
-                .deadline(Deadline::In(LOOK_AGAIN))
+                .deadline(Deadline::In(look_again(n)))
                 .wait()
                 .await?;
         }
@@ -163,4 +174,16 @@ fn told(outcome: &Outcome) -> Result<Bytes, CallError> {
         .code(format!("run_{}", outcome.status))
         .retryable(false)
         .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_looks_less_and_less_often() {
+        let seconds: Vec<u64> = (0..8).map(|n| look_again(n).as_secs()).collect();
+        assert_eq!(seconds, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!(look_again(u64::MAX), LOOK_AGAIN_MAX);
+    }
 }

@@ -1,6 +1,8 @@
 //! What an agent keeps where in the journal of its run: keys, labels, and the JSON of pauses. The one place that names them.
 
-use iop_durable::ids::WaitId;
+use iop_durable::ids::{Key, RunId, WaitId};
+use iop_durable::record::{ActivityRecord, Effect};
+use iop_durable::runner::idempotency_key;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -66,6 +68,12 @@ pub(crate) const fn turn_of(activation: u64) -> u64 {
 /// The step of an activation as people see it.
 pub(crate) fn step_name(activation: u64) -> String {
     format!("turn-{}", turn_of(activation))
+}
+
+/// The idempotency key of a call, the same for each attempt: `<run>/<step>/<activation>/<call>` with the step as people see it
+/// (durable-api §5).
+pub(crate) fn effect_key(run: &RunId, activation: u64, key: &Key) -> String {
+    idempotency_key(run, &step_name(activation), activation, key)
 }
 
 /// What the decider of an approval is shown: the exact call (D78).
@@ -147,6 +155,12 @@ mod tests {
         let turns: Vec<u64> = (1..=6).map(turn_of).collect();
         assert_eq!(turns, [1, 1, 2, 2, 3, 3]);
         assert_eq!(step_name(4), "turn-2");
+    }
+
+    #[test]
+    fn a_calls_key_names_the_step_that_people_see() {
+        let (run, key) = (RunId::new("r/1").unwrap(), Key::new("call_7.0").unwrap());
+        assert_eq!(effect_key(&run, 4, &key), "r%2F1/turn-2/4/call_7.0");
     }
 
     #[test]

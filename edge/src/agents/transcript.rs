@@ -9,7 +9,7 @@ use iop_durable::record::{ActivityRecord, ActivityState};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::journal::{INPUT, MODEL, call_key, round_key, turn_of};
+use super::journal::{INPUT, MODEL, call_key, round_key, started_call, turn_of};
 use super::tools::mcp::Answered;
 use super::tools::told;
 use super::turn::{ToolCall, TurnAnswer};
@@ -51,6 +51,15 @@ impl Transcript {
         let mut results: HashMap<(u64, String), Bytes> = HashMap::new();
         for record in records.iter().filter(|record| record.activation < activation) {
             let output = record.output.as_ref().map(|output| output.bytes().clone());
+            if let Some(call) = started_call(record) {
+                // A child that could not be started is its call's result; one that was started is not.
+                if record.state == ActivityState::Failed
+                    && let Some(failure) = &record.error
+                {
+                    results.insert((turn_of(record.activation), call.to_owned()), told(failure));
+                }
+                continue;
+            }
             match (record.key.as_str(), output) {
                 (INPUT, Some(output)) if record.activation == 1 => {
                     input = Some(serde_json::from_slice(&output).map_err(|e| broken(&e))?);

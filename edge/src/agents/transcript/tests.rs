@@ -215,3 +215,30 @@ fn a_journal_that_is_no_agents_is_said_to_be_so() {
         assert_eq!(failure.code, "journal_invalid");
     }
 }
+
+#[test]
+fn a_child_that_could_not_be_started_is_told_with_its_reason() {
+    let mut start = record(2, "start/a.0", None);
+    start.implementation = "agent".to_owned();
+    start.effect = Effect::Idempotent;
+    start.state = ActivityState::Failed;
+    start.error = Some(Failure::new(FailureKind::Configuration, "no such agent").code("agent_not_found"));
+    let mut other = record(2, "start/start/b.1", Some("run_7"));
+    other.implementation = "agent".to_owned();
+    other.effect = Effect::Idempotent;
+    let records = [
+        record(1, INPUT, Some("\"hi\"")),
+        record(
+            1,
+            MODEL,
+            Some(&answer(None, &[("a", "kid", "{}"), ("start/b", "kid", "{}")])),
+        ),
+        start,
+        other,
+        record(2, "start/b.1", Some("the child's answer")),
+    ];
+    let messages = sent(&Transcript::of(&records, 3).unwrap())["messages"].take();
+    let told: Value = serde_json::from_str(messages[3]["content"].as_str().unwrap()).unwrap();
+    assert_eq!(told["error"]["code"], "agent_not_found");
+    assert_eq!(messages[4]["content"], "the child's answer");
+}

@@ -3,14 +3,13 @@
 use iop_durable::record::{
     ActivityRecord, ActivityState, AttemptClass, DecisionRecord, Effect, Origin, Scope,
 };
-use iop_durable::runner::idempotency_key;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::{FailureObject, shown, time};
-use crate::agents::journal::{REFUSAL, call_of, step_name};
+use crate::agents::journal::{REFUSAL, call_of, effect_key, started_call, step_name};
 
 /// One dispatch.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -63,11 +62,9 @@ pub(crate) struct ActivityObject {
 /// Whether an activity is a call to the world outside: not what a call was refused with, and not the run's own book-keeping.
 pub(crate) fn is_shown(record: &ActivityRecord) -> bool {
     record.implementation != REFUSAL
-        && call_of(record.key.as_str()).is_some_and(|(id, _)| !id.starts_with(STARTS))
+        && started_call(record).is_none()
+        && call_of(record.key.as_str()).is_some()
 }
-
-/// What the key of the start of a child begins with.
-const STARTS: &str = "start/";
 
 impl ActivityObject {
     /// `decisions`: of the run's operators, in order; those about other activities are passed over.
@@ -96,7 +93,7 @@ impl ActivityObject {
                     error: attempt.error.as_ref().map(FailureObject::from),
                 })
                 .collect(),
-            idempotency_key: idempotency_key(&record.run, &record.node, record.activation, &record.key),
+            idempotency_key: effect_key(&record.run, record.activation, &record.key),
             input: shown(record.input.bytes()),
             input_digest: record.input.digest_text(),
             output: record.output.as_ref().map(|output| shown(output.bytes())),
