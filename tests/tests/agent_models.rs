@@ -814,6 +814,36 @@ fn an_effect_that_nobody_knows_of_is_told() {
     });
 }
 
+/// A run that is deleted at its end answers, or says that it is gone; nobody waits for it for ever.
+#[test]
+fn a_run_that_is_deleted_leaves_nobody_waiting() {
+    run(60, async {
+        let brief = |stubs: &iop_tests::runs::Stubs| {
+            let rules = "[agents.brief.retention]\ndelete_on_success = true\n";
+            iop_tests::runs::agents::agent(stubs, "brief", rules)
+        };
+        let world = World::start(Db::Sqlite, brief).await;
+        let client = world.edges[0].client();
+        for n in 0..5 {
+            let answer = chat(&client, "brief", &format!("x{n}")).await;
+            if answer.status() == 200 {
+                assert_eq!(answer.json()["choices"][0]["message"]["content"], "done");
+            } else {
+                answer.assert_error(410, "run_deleted");
+            }
+            let run = answer.header(RUN_ID).unwrap();
+            let path = format!("/runs/{run}");
+            eventually("the run is deleted", Duration::from_secs(10), || async {
+                match world.api().get(&path).await.status() {
+                    410 => Ok(()),
+                    other => Err(other.to_string()),
+                }
+            })
+            .await;
+        }
+    });
+}
+
 /// An edge that goes says so; the run goes on where the store is opened next.
 #[test]
 fn an_edge_that_goes_leaves_the_run_to_the_next() {

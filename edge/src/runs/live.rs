@@ -17,6 +17,8 @@ use crate::agents::journal::TURN_COMPLETED;
 
 /// Events that are read at once.
 const PAGE: u32 = 200;
+/// Looks at a run that tells nothing, after which it is asked for itself: one that was deleted tells nothing any more.
+const LOOKS: u32 = 4;
 /// Pieces that a slow follower may be behind; more are lost to it, as they are not stored.
 const PIECES: usize = 1024;
 
@@ -70,6 +72,7 @@ impl Live {
             committed: channel.committed.subscribe(),
             incoming: channel.pieces.subscribe(),
             read: None,
+            looks: 0,
             _channel: channel,
         }
     }
@@ -123,6 +126,8 @@ pub(crate) struct Follow {
     incoming: broadcast::Receiver<Piece>,
     /// What was known to be committed when the store was last read.
     read: Option<u64>,
+    /// Looks since the last event.
+    looks: u32,
     _channel: Arc<Channel>,
 }
 
@@ -130,7 +135,7 @@ impl Follow {
     /// What happens next; waits for it.
     ///
     /// # Errors
-    /// The store's; reading may go on after it.
+    /// `run_not_found`, `run_deleted`; the store's: reading may go on after it.
     pub(crate) async fn next(&mut self) -> Result<Update, Problem> {
         loop {
             self.gather();
@@ -154,8 +159,13 @@ impl Follow {
                 let full = page.len() as u64 >= u64::from(PAGE);
                 self.read = (!full).then_some(known);
                 if !page.is_empty() {
+                    self.looks = 0;
                     self.page.extend(page);
                     continue;
+                }
+                self.looks += 1;
+                if self.looks.is_multiple_of(LOOKS) {
+                    self.store.load(&self.run).await?;
                 }
             }
             if let Some(piece) = self.pieces.pop_front() {

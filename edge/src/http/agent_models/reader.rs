@@ -89,15 +89,20 @@ impl Reader {
                     Update::Delta(data) => self.ready.extend(self.telling.piece(&data)),
                     Update::Event(event) => {
                         self.heard = self.telling.event(&event);
-                        if let Heard::Pause(_) | Heard::Over(_) = self.heard {
-                            self.ready.extend(self.telling.ends());
+                        match &self.heard {
+                            Heard::Pause(_) => self.ready.extend(self.telling.ends(None)),
+                            Heard::Over(outcome) => self.ready.extend(self.telling.ends(Some(outcome))),
+                            Heard::Nothing | Heard::Turn(_) => {}
                         }
                     }
                 },
                 Heard::Turn(n) => {
                     let n = *n;
-                    let answer = turn(&self.store, &self.run, n).await?;
-                    self.ready.extend(self.telling.turn(n, answer));
+                    match turn(&self.store, &self.run, n).await? {
+                        Some(answer) => self.ready.extend(self.telling.turn(n, answer)),
+                        // Deleted with its run; the outcome has the last text.
+                        None => self.telling.gone(n),
+                    }
                     self.heard = Heard::Nothing;
                 }
                 Heard::Pause(on) => {
@@ -113,10 +118,14 @@ impl Reader {
 }
 
 /// A turn as it is stored.
-async fn turn(store: &Arc<dyn Store>, run: &RunId, n: u64) -> Result<TurnAnswer, Problem> {
-    let corrupt = || Problem::new(Code::RunCorrupt, "A turn of the run cannot be read.").of(run.as_str());
+async fn turn(store: &Arc<dyn Store>, run: &RunId, n: u64) -> Result<Option<TurnAnswer>, Problem> {
     let output = output(store, run, (2 * n).saturating_sub(1), MODEL).await?;
-    serde_json::from_slice(&output.ok_or_else(corrupt)?).map_err(|_| corrupt())
+    let answer = output.map(|output| serde_json::from_slice(&output)).transpose();
+    answer.map_err(|_| unreadable(run))
+}
+
+fn unreadable(run: &RunId) -> Problem {
+    Problem::new(Code::RunCorrupt, "A turn of the run cannot be read.").of(run.as_str())
 }
 
 /// What the journal has of an activity of a turn.
@@ -172,6 +181,7 @@ pub(super) async fn stored(store: &Arc<dyn Store>, id: &ResponseId) -> Result<An
                 Heard::Nothing => None,
                 Heard::Turn(n) => {
                     let said = turn(store, &id.run, n).await?;
+                    let said = said.ok_or_else(|| unreadable(&id.run))?;
                     telling
                         .turn(n, said)
                         .into_iter()

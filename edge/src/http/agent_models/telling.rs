@@ -82,6 +82,8 @@ pub(super) struct Telling {
     open: Option<Open>,
     /// The last turn that is stored.
     stored: u64,
+    /// Its text was not there.
+    gone: bool,
     usage: Option<Usage>,
 }
 
@@ -179,6 +181,7 @@ impl Telling {
     /// Takes a stored turn.
     pub(super) fn turn(&mut self, turn: u64, answer: TurnAnswer) -> Vec<Part> {
         self.stored = turn;
+        self.gone = false;
         let text = answer.content.or(answer.refusal).unwrap_or_default();
         let mut parts = Vec::new();
         if let Some(open) = self.open.take() {
@@ -199,8 +202,24 @@ impl Telling {
         parts
     }
 
-    /// The answer ends; a message that is not stored by then never is.
-    pub(super) fn ends(&mut self) -> Vec<Part> {
+    /// A stored turn that is not there any more.
+    pub(super) fn gone(&mut self, turn: u64) {
+        self.stored = turn;
+        self.gone = true;
+    }
+
+    /// The answer ends; a message that is not stored by then never is. The text of a turn that is gone is the run's output.
+    pub(super) fn ends(&mut self, outcome: Option<&Outcome>) -> Vec<Part> {
+        let output = outcome
+            .filter(|_| self.gone)
+            .and_then(|outcome| outcome.output.as_ref());
+        if let Some(text) = output.and_then(|output| serde_json::from_str(output.get()).ok()) {
+            let answer = TurnAnswer {
+                content: Some(text),
+                ..TurnAnswer::default()
+            };
+            return self.turn(self.stored, answer);
+        }
         self.open
             .take()
             .map(|open| Part::Broken(open.text))

@@ -142,3 +142,19 @@ async fn who_stopped_following_leaves_nothing() {
     }
     assert!(live.runs.lock().len() <= 128, "{}", live.runs.lock().len());
 }
+
+#[tokio::test]
+async fn a_run_that_is_gone_keeps_nobody_waiting() {
+    let store = store();
+    let live = Live::default();
+    let run = made(&store, &["a"]).await;
+    let mut follow = live.follow(Arc::clone(&store), &run, 1, Duration::from_millis(1));
+    assert!(
+        timeout(Duration::from_millis(50), follow.next()).await.is_err(),
+        "a run that is there is waited for"
+    );
+    let gone = RunId::random();
+    let mut follow = live.follow(store, &gone, 0, Duration::from_millis(1));
+    let problem = timeout(SOON, follow.next()).await.unwrap().unwrap_err();
+    assert_eq!(problem.code, crate::runs::problem::Code::RunNotFound);
+}

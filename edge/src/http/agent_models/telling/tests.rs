@@ -80,7 +80,7 @@ fn an_attempt_that_was_given_up_is_broken_off() {
         [("half".to_owned(), false), ("other text".to_owned(), true)]
     );
     parts = telling.piece(&says(2, 0, "never"));
-    parts.extend(telling.ends());
+    parts.extend(telling.ends(None));
     assert_eq!(read(&parts), [("never".to_owned(), false)]);
 }
 
@@ -123,6 +123,26 @@ fn an_answer_ends_where_only_people_can_go_on() {
     assert!(matches!(heard, Heard::Over(outcome) if outcome.status == Status::Failed));
     let created = event("run.created", false, &json!({}));
     assert!(matches!(telling.event(&created), Heard::Nothing));
+}
+
+#[test]
+fn the_text_of_a_turn_that_is_gone_is_the_output() {
+    let mut outcome = Outcome::new(Status::Succeeded, iop_durable::record::Reason::Completed);
+    outcome.output = Some(serde_json::value::to_raw_value("the end").unwrap());
+    for heard in [None, Some("the e"), Some("other")] {
+        let mut telling = Telling::default();
+        let mut parts = Vec::new();
+        if let Some(heard) = heard {
+            parts.extend(telling.piece(&says(1, 0, heard)));
+        }
+        telling.gone(1);
+        parts.extend(telling.ends(Some(&outcome)));
+        assert_eq!(read(&parts).last().unwrap(), &("the end".to_owned(), true));
+    }
+    // A turn that was told is not told again.
+    let mut telling = Telling::default();
+    telling.turn(1, answer("the end"));
+    assert_eq!(telling.ends(Some(&outcome)), []);
 }
 
 #[test]
