@@ -124,36 +124,48 @@ async fn found(api: &Api, dir: &Path, key: Option<&str>, examples: u32) -> Optio
     (!output.status.success()).then(|| format!("with {key:?}: {said}"))
 }
 
+/// Sessions without a key, with the least and with the most that a key may do, each of so many requests per operation.
+async fn sessions(db: Db, sessions: &[(Option<&str>, u32)]) {
+    let world = World::start(db, all).await;
+    let api = world.api();
+    let dir = tempfile::tempdir().unwrap();
+    let document = api.get("/openapi.json").await;
+    assert_eq!(document.status(), 200, "{}", document.text());
+    std::fs::write(dir.path().join("openapi.json"), document.text()).unwrap();
+    let told = json!({"agent": WORKER, "runs": known(&world).await, "spare": known(&world).await});
+    std::fs::write(dir.path().join("known.json"), told.to_string()).unwrap();
+
+    let mut wrong = Vec::new();
+    for (key, examples) in sessions {
+        wrong.extend(found(&api, dir.path(), *key, *examples).await);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+
+    // They came as far as what is stored.
+    let scopes = world.query("SELECT DISTINCT scope FROM decisions");
+    for scope in ["cancel", "wait:", "operator"] {
+        assert!(
+            scopes.iter().any(|s| s[0].starts_with(scope)),
+            "{scope}: {scopes:?}"
+        );
+    }
+    let edge = &world.edges[0];
+    assert_eq!(edge.scrape().await.sum("iop_edge_panics_total", &[]), 0.0);
+    let errors = edge.process.lines_with("\"level\":\"ERROR\"");
+    assert!(errors.is_empty(), "{errors:?}");
+    world.holds().await;
+}
+
 #[test]
 fn generated_requests_are_answered_as_the_document_says() {
-    run(300, async {
-        let world = World::start(Db::Sqlite, all).await;
-        let api = world.api();
-        let dir = tempfile::tempdir().unwrap();
-        let document = api.get("/openapi.json").await;
-        assert_eq!(document.status(), 200, "{}", document.text());
-        std::fs::write(dir.path().join("openapi.json"), document.text()).unwrap();
-        let told = json!({"agent": WORKER, "runs": known(&world).await, "spare": known(&world).await});
-        std::fs::write(dir.path().join("known.json"), told.to_string()).unwrap();
+    run(
+        300,
+        sessions(Db::Sqlite, &[(None, 3), (Some(OWNER), 5), (Some(ROOT), 25)]),
+    );
+}
 
-        let mut wrong = Vec::new();
-        for (key, examples) in [(None, 3), (Some(OWNER), 5), (Some(ROOT), 25)] {
-            wrong.extend(found(&api, dir.path(), key, examples).await);
-        }
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-
-        // They came as far as what is stored.
-        let scopes = world.query("SELECT DISTINCT scope FROM decisions");
-        for scope in ["cancel", "wait:", "operator"] {
-            assert!(
-                scopes.iter().any(|s| s[0].starts_with(scope)),
-                "{scope}: {scopes:?}"
-            );
-        }
-        let edge = &world.edges[0];
-        assert_eq!(edge.scrape().await.sum("iop_edge_panics_total", &[]), 0.0);
-        let errors = edge.process.lines_with("\"level\":\"ERROR\"");
-        assert!(errors.is_empty(), "{errors:?}");
-        world.holds().await;
-    });
+/// The same of what another database takes for text, a number or a time.
+#[test]
+fn generated_requests_are_answered_the_same_on_postgresql() {
+    run(300, sessions(Db::Postgres, &[(Some(ROOT), 15)]));
 }
