@@ -112,18 +112,25 @@ fn a_run_is_accepted_watched_and_read() {
             );
 
             let history = api.all(&format!("/runs/{id}/history")).await;
-            let newest: Vec<u64> = history
+            let revisions: Vec<u64> = history
                 .iter()
                 .map(|h| h["revision"].as_str().unwrap().parse().unwrap())
                 .collect();
-            let count = newest.len() as u64;
-            assert_eq!(newest, (1..=count).rev().collect::<Vec<_>>());
-            assert_eq!(done["revision"], history[0]["revision"]);
-            let digest = history[0]["digest"].as_str().unwrap();
+            let count = revisions.len() as u64;
+            assert_eq!(revisions, (1..=count).collect::<Vec<_>>());
+            let (first, last) = (&history[0], history.last().unwrap());
+            assert_eq!(done["revision"], last["revision"]);
+            let page = api.seen(&format!("/runs/{id}/history?limit=2&after=1")).await;
+            assert_eq!(page["data"], json!(history[1..3]));
+            assert_eq!(
+                (&page["has_more"], &page["next_after"]),
+                (&json!(true), &json!("3"))
+            );
+            let digest = last["digest"].as_str().unwrap();
             let path = format!("/runs/{id}/history/{count}");
             let exact = api.seen(&format!("{path}?digest={digest}")).await;
             assert_eq!(exact["digest"], digest);
-            let other = history[1]["digest"].as_str().unwrap();
+            let other = first["digest"].as_str().unwrap();
             api.get(&format!("{path}?digest={other}"))
                 .await
                 .assert_error(409, "digest_mismatch");

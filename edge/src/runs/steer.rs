@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use iop_durable::ids::{DecisionId, RunId};
 use iop_durable::record::{ActivityRecord, Origin, Status};
-use iop_durable::runner::{CancelOutcome, Cancelled, Resolved, Resume, RunError, idempotency_key};
+use iop_durable::runner::{CancelOutcome, Cancelled, Resolved, Resume, RunError};
 use iop_durable::store::StoreError;
 use iop_durable::token::ResumeToken;
 
@@ -24,6 +24,7 @@ use super::outside::with_token;
 use super::people::decider;
 use super::problem::{Code, Problem};
 use super::{Engine, Runs, Seen, gates};
+use crate::agents::journal::effect_key;
 use crate::config::Role;
 use crate::http::auth::Caller;
 
@@ -274,7 +275,7 @@ impl Runs {
             let why = "The agent does not have this tool any more.";
             return Err(of(Problem::new(Code::ToolUnavailable, why)));
         }
-        let key = idempotency_key(run, &record.node, record.activation, &record.key);
+        let key = effect_key(run, record.activation, &record.key);
         let probe = |record: ActivityRecord| async move {
             self.toolbox()
                 .found(&newest.spec, tool, record.input.bytes(), &key)

@@ -378,7 +378,12 @@ impl Activity {
                         key: key.clone(),
                         activity: id.clone(),
                         attempt,
-                        idempotency_key: idempotency_key(&entry.run, &entry.node, entry.activation, &key),
+                        idempotency_key: idempotency_key(
+                            &entry.run,
+                            entry.node.as_str(),
+                            entry.activation,
+                            &key,
+                        ),
                         input: request.input.bytes().clone(),
                     };
                     let settlement = match dispatch(call).await {
@@ -477,9 +482,11 @@ impl Drop for CutOff<'_> {
 }
 
 /// `<run>/<node>/<activation>/<key>`, each part percent-encoded outside `[A-Za-z0-9._~-]` (D55, durable-api §5).
-pub fn idempotency_key(run: &RunId, node: &NodeName, activation: u64, key: &Key) -> String {
+///
+/// A front-end that has other names for its steps may make its own keys of them; what counts is that a call has one key for ever.
+pub fn idempotency_key(run: &RunId, node: &str, activation: u64, key: &Key) -> String {
     let mut out = String::new();
-    for (n, part) in [run.as_str(), node.as_str(), &activation.to_string(), key.as_str()]
+    for (n, part) in [run.as_str(), node, &activation.to_string(), key.as_str()]
         .into_iter()
         .enumerate()
     {

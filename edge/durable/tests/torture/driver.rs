@@ -269,7 +269,7 @@ impl Driver {
         assert_eq!(on.kind, WaitingKind::Reconciliation, "{waiting:?}");
         let id = ActivityId::new(&on.id).unwrap();
         let record = self.store.activity(&self.run, &id).await?.expect("it is stored");
-        let key = idempotency_key(&self.run, &record.node, record.activation, &record.key);
+        let key = idempotency_key(&self.run, record.node.as_str(), record.activation, &record.key);
         if self.world.is_busy(&key) {
             return Ok(Progress::Wait(Duration::from_millis(10)));
         }
@@ -290,7 +290,7 @@ pub fn resolution(world: &World, record: &ActivityRecord) -> Resolution {
         Effect::Unsafe,
         "only an unsafe effect is left to people"
     );
-    let key = idempotency_key(&record.run, &record.node, record.activation, &record.key);
+    let key = idempotency_key(&record.run, record.node.as_str(), record.activation, &record.key);
     let action = match world.answers(&record.run, &key).pop() {
         Some(answer) => Action::Complete {
             output: Payload::new(answer),

@@ -87,7 +87,7 @@ pub async fn resolve_all(store: &Arc<dyn Store>, world: &Arc<World>) {
         let on = &loaded.head.waiting.as_ref().unwrap().on[0];
         let id = ActivityId::new(&on.id).unwrap();
         let record = store.activity(&head.id, &id).await.unwrap().unwrap();
-        let key = idempotency_key(&record.run, &record.node, record.activation, &record.key);
+        let key = idempotency_key(&record.run, record.node.as_str(), record.activation, &record.key);
         if world.is_busy(&key) {
             continue;
         }

@@ -191,7 +191,7 @@ fn check_steps(what: &str, found: &Found) {
 fn check_activities(what: &str, found: &Found) {
     let mut keys = BTreeSet::new();
     for record in &found.activities {
-        let key = idempotency_key(&record.run, &record.node, record.activation, &record.key);
+        let key = idempotency_key(&record.run, record.node.as_str(), record.activation, &record.key);
         check_activity(&format!("{what}: {key}"), record, &key, &found.lines);
         keys.insert(key);
     }
@@ -391,7 +391,7 @@ fn check_answer(what: &str, found: &Found, name: &str, answer: &str) {
         .map(|r| {
             answers(
                 &found.lines,
-                &idempotency_key(&r.run, &r.node, r.activation, &r.key),
+                &idempotency_key(&r.run, r.node.as_str(), r.activation, &r.key),
             )
             .len()
         })

@@ -132,7 +132,7 @@ fn check_effects(found: &Found) {
             .filter(|a| a.node.as_str() == node && (activation == 0 || a.activation == activation))
             .filter(|a| a.key.as_str().split('.').next() == Some(name))
             .map(|a| {
-                let key = iop_durable::runner::idempotency_key(&a.run, &a.node, a.activation, &a.key);
+                let key = iop_durable::runner::idempotency_key(&a.run, a.node.as_str(), a.activation, &a.key);
                 answers(&found.lines, &key).len()
             })
             .sum();

@@ -90,7 +90,7 @@ pub(super) async fn turns(
     Ok(Reply(List::whole(turns).continued(has_more, next_after)))
 }
 
-/// The committed revisions of a run, the newest first.
+/// The committed revisions of a run, from the first.
 #[utoipa::path(
     get, path = "/runs/{id}/history", tag = "runs", operation_id = "list_history",
     params(("id" = String, Path), Page),
@@ -102,16 +102,17 @@ pub(super) async fn history(
     Url(id): Url<String>,
     Search(page): Search<Page>,
 ) -> Result<Reply<List<HistoryObject>>, Problem> {
-    let before = page
-        .after
-        .as_deref()
-        .map(|after| revision("after", after))
-        .transpose()?;
+    let after = match page.after.as_deref() {
+        Some(after) => revision("after", after)?.get(),
+        None => 0,
+    };
     let Seen { engine, loaded } = runs.see(&caller, &id).await?;
-    let found = engine
-        .store
-        .history(&loaded.head.id, before, page.limit.and_one())
-        .await?;
+    // Revisions have no gaps: the page behind `after` is the newest one before its end.
+    let wanted = page.limit.and_one();
+    let end = Revision::new(after.saturating_add(u64::from(wanted)).saturating_add(1)).ok();
+    let mut found = engine.store.history(&loaded.head.id, end, wanted).await?;
+    found.retain(|checkpoint| checkpoint.revision.get() > after);
+    found.reverse();
     let list = List::of(found, page.limit, |last| last.revision.to_string());
     Ok(Reply(list.map(|checkpoint| HistoryObject::of(&checkpoint))))
 }
