@@ -87,7 +87,7 @@ fn a_run_is_accepted_watched_and_read() {
                 told,
                 [
                     ("turn-1", "model_turn"),
-                    ("turn-1", "tool_calls"),
+                    ("turn-1", "tool_call"),
                     ("turn-2", "model_turn")
                 ]
             );

@@ -14,14 +14,14 @@ label_enum! {
     /// What a step of an agent does.
     pub enum StepKind {
         ModelTurn => "model_turn",
-        ToolCalls => "tool_calls",
+        ToolCall => "tool_call",
     }
 }
 words_schema!(StepKind);
 
 impl StepKind {
     pub(super) const fn of(reasons: bool) -> Self {
-        if reasons { Self::ModelTurn } else { Self::ToolCalls }
+        if reasons { Self::ModelTurn } else { Self::ToolCall }
     }
 }
 

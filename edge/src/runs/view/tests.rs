@@ -476,7 +476,7 @@ fn steps_are_the_finished_ones_and_the_present_one() {
     let present = json_of(&current_step(&head(Status::Waiting)));
     assert_eq!(
         (&present["name"], &present["kind"], &present["status"]),
-        (&json!("turn-3"), &json!("tool_calls"), &json!("waiting"))
+        (&json!("turn-3"), &json!("tool_call"), &json!("waiting"))
     );
 }
 
