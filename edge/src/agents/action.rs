@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::child::look_again;
 use super::journal::{
-    ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, MODEL, REFUSAL, REQUEST_INPUT,
+    ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, MCP, MODEL, REFUSAL, REQUEST_INPUT,
     TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, effect_key, round_key, turn_of,
 };
 use super::policy::Judgement;
@@ -354,7 +354,7 @@ impl One {
         round: u32,
         arguments: Bytes,
     ) -> Result<Bytes, iop_durable::runner::ActivityError> {
-        let label = if tool.mcp.is_some() { "mcp" } else { "http" };
+        let label = if tool.mcp.is_some() { MCP } else { "http" };
         let mut activity = self
             .ctx
             .activity(&round_key(&self.key, round))

@@ -21,6 +21,9 @@ pub(crate) const REFUSAL: &str = "refusal";
 /// The implementation label of a call that is a run of another agent.
 pub(crate) const CHILD: &str = "agent";
 
+/// The implementation label of a call over MCP, which may come to its result in several rounds.
+pub(crate) const MCP: &str = "mcp";
+
 /// Events of an agent's own (durable-api §3).
 pub(crate) const TURN_COMPLETED: &str = "run.turn.completed";
 pub(crate) const TURN_DELTA: &str = "run.turn.delta";

@@ -1,15 +1,19 @@
 //! What an agent's run carries from step to step. The transcript is not in it: that is in the journal, once.
 
 use iop_shared::openai::usage::Usage;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 /// The state of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AgentState {
-    /// Until the first turn is committed; then it is in the journal.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Until the first turn is committed; then it is in the journal. JSON null is an input.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "present"
+    )]
     pub(crate) input: Option<Box<RawValue>>,
     /// Calls of the last turn that have no results yet.
     #[serde(default)]
@@ -19,6 +23,10 @@ pub(crate) struct AgentState {
     /// The last turn's text, when it called nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) answer: Option<String>,
+}
+
+fn present<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(d).map(Some)
 }
 
 /// Tokens of all turns.
@@ -68,5 +76,10 @@ mod tests {
         let back: AgentState = serde_json::from_str(&text).unwrap();
         assert_eq!(back.input.unwrap().get(), r#"{"a" : 1.0}"#);
         assert_eq!(back.usage.total_tokens, 7);
+        let state = AgentState::of_input(RawValue::from_string("null".to_owned()).unwrap());
+        let back: AgentState = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
+        assert_eq!(back.input.unwrap().get(), "null");
+        let begun: AgentState = serde_json::from_str(r#"{"pending":1}"#).unwrap();
+        assert!(begun.input.is_none());
     }
 }

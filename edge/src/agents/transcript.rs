@@ -9,7 +9,7 @@ use iop_durable::record::{ActivityRecord, ActivityState};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::journal::{INPUT, MODEL, call_key, round_key, started_call, turn_of};
+use super::journal::{INPUT, MCP, MODEL, call_key, round_key, started_call, turn_of};
 use super::tools::mcp::Answered;
 use super::tools::told;
 use super::turn::{ToolCall, TurnAnswer};
@@ -48,7 +48,8 @@ impl Transcript {
     pub(crate) fn of(records: &[ActivityRecord], activation: u64) -> Result<Self, Failure> {
         let mut input = None;
         let mut answers: Vec<(u64, TurnAnswer)> = Vec::new();
-        let mut results: HashMap<(u64, String), Bytes> = HashMap::new();
+        // Absent for a round in which a server asked for more.
+        let mut results: HashMap<(u64, String), Option<Bytes>> = HashMap::new();
         for record in records.iter().filter(|record| record.activation < activation) {
             let output = record.output.as_ref().map(|output| output.bytes().clone());
             if let Some(call) = started_call(record) {
@@ -56,7 +57,7 @@ impl Transcript {
                 if record.state == ActivityState::Failed
                     && let Some(failure) = &record.error
                 {
-                    results.insert((turn_of(record.activation), call.to_owned()), told(failure));
+                    results.insert((turn_of(record.activation), call.to_owned()), Some(told(failure)));
                 }
                 continue;
             }
@@ -69,11 +70,16 @@ impl Transcript {
                     answers.push((turn_of(record.activation), answer));
                 }
                 (key, Some(output)) => {
-                    results.insert((turn_of(record.activation), key.to_owned()), output);
+                    // What another tool answers is its result, whatever it looks like.
+                    let result = match Answered::of_output(&output) {
+                        Answered::InputRequired(_) if record.implementation == MCP => None,
+                        Answered::InputRequired(_) | Answered::Result(_) => Some(output),
+                    };
+                    results.insert((turn_of(record.activation), key.to_owned()), result);
                 }
                 (key, None) if record.state == ActivityState::Failed => {
                     if let Some(failure) = &record.error {
-                        results.insert((turn_of(record.activation), key.to_owned()), told(failure));
+                        results.insert((turn_of(record.activation), key.to_owned()), Some(told(failure)));
                     }
                 }
                 (_, None) => {}
@@ -86,11 +92,7 @@ impl Transcript {
                 let result = |(ordinal, call): (usize, &ToolCall)| {
                     let key = call_key(&call.id, ordinal);
                     let rounds = (0..).map_while(|round| results.remove(&(turn, round_key(&key, round))));
-                    let last = rounds.last()?;
-                    match Answered::of_output(&last) {
-                        Answered::Result(result) => Some(result),
-                        Answered::InputRequired(_) => None,
-                    }
+                    rounds.last()?
                 };
                 Turn {
                     results: answer.tool_calls.iter().enumerate().map(result).collect(),

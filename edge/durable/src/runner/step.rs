@@ -404,6 +404,8 @@ where
         let mut draft = self.draft();
         draft.take(self.ledger.take_dirty(), self.ledger.open());
         let status = if exhausted.is_some() {
+            // Nothing draws again on a run that is over, so what the step drew stands: it is what ran out.
+            draft.head.budgets = self.ledger.budgets();
             StepStatus::Exhausted
         } else {
             StepStatus::Failed

@@ -242,3 +242,20 @@ fn a_child_that_could_not_be_started_is_told_with_its_reason() {
     assert_eq!(told["error"]["code"], "agent_not_found");
     assert_eq!(messages[4]["content"], "the child's answer");
 }
+
+#[test]
+fn only_a_server_that_may_ask_is_taken_at_its_word() {
+    let question = "\0iop/input-required\0{\"questions\":{},\"state\":null}";
+    let of = |implementation: &str| {
+        let mut result = record(2, "a.0", Some(question));
+        result.implementation = implementation.to_owned();
+        let records = [
+            record(1, INPUT, Some("\"hi\"")),
+            record(1, MODEL, Some(&answer(None, &[("a", "look", "{}")]))),
+            result,
+        ];
+        sent(&Transcript::of(&records, 3).unwrap())["messages"][3]["content"].take()
+    };
+    assert_eq!(of("http"), question);
+    assert!(of("mcp").as_str().unwrap().contains("not_carried_out"));
+}
