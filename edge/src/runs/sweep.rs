@@ -36,6 +36,10 @@ pub(super) async fn sweep(runs: Weak<Runs>) {
     else {
         return;
     };
+    // A configuration gives tools back by a restart.
+    if let Some(runs) = runs.upgrade() {
+        runs.restore_all().await;
+    }
     let mut tick = tokio::time::interval(interval);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut gauges, mut retention) = (Instant::now(), Instant::now());
@@ -182,6 +186,15 @@ pub(super) async fn tell_parents(runs: Weak<Runs>, mut ended_runs: mpsc::Unbound
 }
 
 impl Runs {
+    /// Wakes runs that wait for tools which the agents have.
+    async fn restore_all(&self) {
+        for (name, _) in self.catalog.names() {
+            if let Ok(version) = self.catalog.newest(&name).await {
+                self.restore(&version).await;
+            }
+        }
+    }
+
     /// Wakes runs that wait for tools of this version which were revoked before (D84).
     pub(crate) async fn restore(&self, version: &Version) {
         for engine in self.engines() {
