@@ -17,6 +17,7 @@ use crate::runs::view::EventObject;
 #[into_params(parameter_in = Query)]
 pub(super) struct EventsQuery {
     /// Only events behind this one; `next_after` of the page before.
+    #[param(value_type = Option<u64>, format = "uint64")]
     after_seq: Option<u64>,
     #[serde(default)]
     #[param(value_type = Option<u32>, minimum = 1, maximum = 200, default = 100)]
@@ -32,7 +33,7 @@ pub(super) struct EventsQuery {
     params(
         ("id" = String, Path),
         EventsQuery,
-        ("Last-Event-ID" = Option<u64>, Header, description = "Of a stream: begins behind this event; 0: with the first."),
+        ("Last-Event-ID" = Option<u64>, Header, format = "uint64", description = "Of a stream: begins behind this event; 0: with the first."),
     ),
     responses((status = 200, content((List<EventObject> = "application/json"), (EventObject = "text/event-stream"))))
 )]
@@ -45,8 +46,8 @@ pub(super) async fn events(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let seen = runs.see(&caller, &id).await?;
+    let from = From::of(&headers, query.after_seq)?;
     if sse::wanted(&headers) {
-        let from = From::of(&headers, query.after_seq)?;
         return sse::stream(&app, &runs, &caller, &seen, from, OnDisconnect::Continue).await;
     }
     let run = &seen.loaded.head.id;
