@@ -36,6 +36,8 @@ pub(crate) const TOOL_CALLS: &str = "tool_calls";
 pub(crate) const SAME_CALL: &str = "same_call";
 pub(crate) const TOKENS: &str = "tokens";
 pub(crate) const SPEND: &str = "spend";
+/// Money is counted in units of 1e-12.
+pub(crate) const SPEND_DECIMALS: u8 = 12;
 
 /// What of the process an agent's nodes work with.
 pub(crate) struct Room {

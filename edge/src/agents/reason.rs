@@ -16,8 +16,8 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::journal::{INPUT, MODEL, TURN_COMPLETED, step_name, turn_of};
-use super::program::{Program, SAME_CALL, SPEND, TOKENS, TOOL_CALLS, model_retry};
-use super::state::AgentState;
+use super::program::{Program, SAME_CALL, SPEND, SPEND_DECIMALS, TOKENS, TOOL_CALLS, model_retry};
+use super::state::{AgentState, Totals};
 use super::transcript::{Frame, Transcript, request};
 use super::turn::{Delta, ToolCall, TurnAnswer, TurnRequest, turn};
 use crate::config::hex;
@@ -76,7 +76,7 @@ pub(super) async fn reason(
     let calls = answer.tool_calls.len();
     ctx.emit(
         TURN_COMPLETED,
-        &json!({ "turn": n, "finish_reason": answer.finish_reason, "tool_calls": calls, "usage": answer.usage }),
+        &json!({ "turn": n, "finish_reason": answer.finish_reason, "tool_calls": calls, "usage": answer.usage.map(Totals::from) }),
     )?;
     if calls == 0 {
         next.answer = Some(answer.content.or(answer.refusal).unwrap_or_default());
@@ -225,6 +225,7 @@ fn account(
                 budget: name.to_owned(),
                 used: budget.used,
                 limit: budget.limit,
+                decimals: if name == SPEND { SPEND_DECIMALS } else { 0 },
             });
         }
     }

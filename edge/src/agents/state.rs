@@ -50,6 +50,40 @@ impl Totals {
     }
 }
 
+impl From<Usage> for Totals {
+    fn from(usage: Usage) -> Self {
+        let mut totals = Self::default();
+        totals.add(&usage);
+        totals
+    }
+}
+
+impl From<Totals> for Usage {
+    fn from(totals: Totals) -> Self {
+        Self {
+            input: totals.input_tokens,
+            output: totals.output_tokens,
+            cached: totals.cached_tokens,
+            reasoning: totals.reasoning_tokens,
+        }
+    }
+}
+
+/// Serde of a usage under the names that runs have for it everywhere.
+pub(crate) mod tokens {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use super::{Totals, Usage};
+
+    pub(crate) fn serialize<S: Serializer>(usage: &Option<Usage>, s: S) -> Result<S::Ok, S::Error> {
+        usage.map(Totals::from).serialize(s)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Usage>, D::Error> {
+        Ok(Option::<Totals>::deserialize(d)?.map(Usage::from))
+    }
+}
+
 impl AgentState {
     pub(crate) fn of_input(input: Box<RawValue>) -> Self {
         Self {

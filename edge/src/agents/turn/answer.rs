@@ -11,6 +11,7 @@ use memchr::memmem;
 use serde::{Deserialize, Serialize};
 
 use super::wire::{Choice, Chunk, Message, Piece, content, said, text, written};
+use crate::agents::state::tokens;
 
 /// Longest id of a tool call, in bytes: its ordinal and the rest of its activity's key need room beside it.
 const ID_MAX: usize = 240;
@@ -31,7 +32,7 @@ pub(crate) struct TurnAnswer {
     pub(crate) tool_calls: Vec<ToolCall>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) finish_reason: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "tokens")]
     pub(crate) usage: Option<Usage>,
     /// What the provider calls the model that answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -8,6 +8,7 @@ use iop_shared::openai::usage::Usage;
 use serde::Deserialize;
 
 use crate::agents::journal::TURN_COMPLETED;
+use crate::agents::state::tokens;
 use crate::agents::turn::TurnAnswer;
 
 /// A part of an answer. Messages follow each other: one begins when the one before has ended.
@@ -53,7 +54,7 @@ struct Terminal {
 #[derive(Deserialize)]
 struct Completed {
     turn: u64,
-    #[serde(default)]
+    #[serde(default, with = "tokens")]
     usage: Option<Usage>,
 }
 

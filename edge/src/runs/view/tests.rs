@@ -486,13 +486,16 @@ fn a_turn_is_its_model_call() {
     record.activation = 5;
     record.input = Payload::new(r#"{"turn":3,"request_digest":"sha256:aa"}"#);
     record.output = Some(Payload::new(
-        r#"{"content":"hi","usage":{"input":3,"output":4},"attempts":1}"#,
+        r#"{"content":"hi","usage":{"input_tokens":3,"output_tokens":4,"cached_tokens":0,"reasoning_tokens":0,"total_tokens":7},"attempts":1}"#,
     ));
     let turn = json_of(&TurnObject::of(&record));
     assert_eq!(turn["n"], 3);
     assert_eq!(turn["request_digest"], "sha256:aa");
     assert_eq!(turn["response"]["content"], "hi");
-    assert_eq!(turn["usage"], json!({ "input": 3, "output": 4 }));
+    assert_eq!(
+        turn["usage"],
+        json!({ "input_tokens": 3, "output_tokens": 4, "cached_tokens": 0, "reasoning_tokens": 0, "total_tokens": 7 })
+    );
     assert_eq!(turn["attempts"], 1);
 }
 

@@ -150,7 +150,7 @@ fn usage_is_the_sum_of_the_turns() {
     let mut telling = Telling::default();
     assert_eq!(telling.usage(), None);
     for turn in 1..=2 {
-        let usage = json!({"input": 3, "output": 2, "cached": 1, "reasoning": 0});
+        let usage = json!({"input_tokens": 3, "output_tokens": 2, "cached_tokens": 1, "reasoning_tokens": 0, "total_tokens": 5});
         let done = json!({"turn": turn, "finish_reason": "stop", "tool_calls": 0, "usage": usage});
         let heard = telling.event(&event(TURN_COMPLETED, false, &done));
         assert!(matches!(heard, Heard::Turn(n) if n == turn));
