@@ -146,7 +146,7 @@ async fn sessions(db: Db, sessions: &[(Option<&str>, u32)]) {
 
     // They came as far as what is stored.
     let scopes = world.query("SELECT DISTINCT scope FROM decisions");
-    for scope in ["cancel", "wait:", "operator"] {
+    for scope in ["cancel", "wait:"] {
         assert!(
             scopes.iter().any(|s| s[0].starts_with(scope)),
             "{scope}: {scopes:?}"
