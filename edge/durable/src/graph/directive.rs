@@ -128,7 +128,7 @@ pub enum NodeError {
     #[error(transparent)]
     Failed(#[from] Failure),
     /// A limit ran out; the run ends `exhausted` (D17). `failure` is the last failure, when a retry limit it was.
-    #[error("{} of {} {} are used", .exhausted.used, .exhausted.limit, .exhausted.budget)]
+    #[error("{exhausted} are used")]
     Exhausted {
         exhausted: Exhausted,
         failure: Option<Failure>,

@@ -120,6 +120,7 @@ pub fn exhausted(
         budget: format!("retry:{node}"),
         used: used.into(),
         limit: limit.into(),
+        decimals: 0,
     })
 }
 

@@ -280,6 +280,7 @@ where
                 budget: "recovery_attempts".to_owned(),
                 used: self.head.recoveries.into(),
                 limit: self.inner.graph.recovery_attempts.into(),
+                decimals: 0,
             };
             return self.give_up(exhausted).await;
         }

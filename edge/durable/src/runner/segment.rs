@@ -322,6 +322,7 @@ where
                 budget: "steps".to_owned(),
                 used: self.steps,
                 limit: inner.graph.max_steps,
+                decimals: 0,
             };
             return self.exhaust(exhausted, None).await;
         }

@@ -289,6 +289,7 @@ where
             budget: format!("retry:{name}"),
             used: self.head.attempt.into(),
             limit: max.into(),
+            decimals: 0,
         };
         let Some(route) = &entry.retry_route else {
             if max > 1 {
@@ -423,14 +424,7 @@ where
         failure: Option<Failure>,
     ) -> Result<Turn, Halt> {
         let failure = failure.unwrap_or_else(|| {
-            Failure::new(
-                FailureKind::Refused,
-                format!(
-                    "{} of {} {} are used",
-                    exhausted.used, exhausted.limit, exhausted.budget
-                ),
-            )
-            .code("budget_exhausted")
+            Failure::new(FailureKind::Refused, format!("{exhausted} are used")).code("budget_exhausted")
         });
         self.fail(failure, Some(exhausted)).await
     }

@@ -87,10 +87,7 @@ impl Fault {
             }
             Status::Exhausted => {
                 let why = match &outcome.exhausted {
-                    Some(over) => format!(
-                        "The run {run} used up its budget {}: {} of {}.",
-                        over.budget, over.used, over.limit
-                    ),
+                    Some(over) => format!("The run {run} used up a budget: {over} are used."),
                     None => format!("The run {run} used up a budget."),
                 };
                 (StatusCode::TOO_MANY_REQUESTS, "run_exhausted".to_owned(), why)
@@ -284,6 +281,7 @@ mod tests {
             budget: "turns".to_owned(),
             used: 3,
             limit: 3,
+            decimals: 0,
         });
         let fault = Fault::of_outcome(&run(), &outcome).unwrap();
         assert_eq!(

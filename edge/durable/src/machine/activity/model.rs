@@ -272,6 +272,7 @@ proptest! {
                                 budget: "retry:charge".to_owned(),
                                 used: used.into(),
                                 limit: max.into(),
+                                decimals: 0,
                             };
                             After::Failed { exhausted: (retryable && max > 1).then_some(told) }
                         };

@@ -360,6 +360,7 @@ fn an_attempt_is_settled_by_what_came_of_it_and_what_its_policy_allows() {
             budget: "retry:charge".to_owned(),
             used: 2,
             limit: 2,
+            decimals: 0,
         })
     };
     for effect in Effect::ALL {
@@ -463,6 +464,7 @@ fn an_outcome_without_an_attempt_under_way_changes_nothing() {
                         budget: "retry:charge".to_owned(),
                         used: 2,
                         limit: 2,
+                        decimals: 0,
                     }),
                 },
                 Made::FailedOnce | Made::FailedLasting | Made::ManualFail => {
@@ -694,6 +696,7 @@ fn a_recovered_attempt_that_fails_leaves_the_retries_of_the_policy() {
         budget: "retry:charge".to_owned(),
         used: 2,
         limit: 2,
+        decimals: 0,
     };
     assert_eq!(
         after,
@@ -812,6 +815,7 @@ fn an_interrupted_last_attempt_is_recovered_in_a_later_life_and_its_limit_is_tol
         budget: "retry:charge".to_owned(),
         used: 2,
         limit: 2,
+        decimals: 0,
     };
     assert_eq!(
         settle(&mut r, failed(true), at(2010), 0.0),

@@ -169,6 +169,7 @@ fn a_limit_that_ran_out_is_exhausted_and_one_attempt_is_a_failure() {
             budget: "retry:charge".to_owned(),
             used,
             limit,
+            decimals: 0,
         }),
     };
     let plain = Next::Final { exhausted: None };

@@ -25,6 +25,7 @@ impl Ledger {
                 budget: name.to_owned(),
                 used: budget.used,
                 limit: budget.limit,
+                decimals: 0,
             })),
         }
     }

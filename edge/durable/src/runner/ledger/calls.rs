@@ -33,6 +33,7 @@ impl Ledger {
                     budget: "recovery_attempts".to_owned(),
                     used: used.into(),
                     limit: limit.into(),
+                    decimals: 0,
                 };
                 return Begin::Failed(failure, Some(exhausted));
             }
@@ -248,6 +249,7 @@ impl Ledger {
                 budget: "recovery_attempts".to_owned(),
                 used: used.into(),
                 limit: limit.into(),
+                decimals: 0,
             })
     }
 
