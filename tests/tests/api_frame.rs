@@ -26,6 +26,16 @@ async fn ask(
         .await
 }
 
+/// Method, path, body; status, code and field of the answer.
+type Case = (
+    &'static str,
+    String,
+    Vec<u8>,
+    u16,
+    &'static str,
+    Option<&'static str>,
+);
+
 #[test]
 fn what_is_wrong_with_a_request_is_said_in_one_form_and_nothing_is_stored() {
     run(60, async {
@@ -33,7 +43,7 @@ fn what_is_wrong_with_a_request_is_said_in_one_form_and_nothing_is_stored() {
         let long = format!("/runs/{}", "x".repeat(257));
         let deep = format!("{{\"agent\":{}1{}}}", "[".repeat(500), "]".repeat(500));
         let run_with = |member: &str| format!("{{\"agent\":\"{WORKER}\",\"input\":\"hi\",{member}}}");
-        let cases: Vec<(&str, String, Vec<u8>, u16, &str, Option<&str>)> = vec![
+        let cases: Vec<Case> = vec![
             ("GET", "/nowhere".into(), b"".to_vec(), 404, "not_found", None),
             ("GET", "/flows".into(), b"".to_vec(), 404, "not_found", None),
             (
