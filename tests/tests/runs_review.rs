@@ -38,6 +38,10 @@ budgets = { tokens = 1 }
 name = "one"
 http = { method = "POST", url = "TOOLS/one" }
 
+[prices."MODEL"]
+input = "1"
+output = "1"
+
 [agents.parent]
 model = "MODEL"
 durable = true
@@ -280,6 +284,21 @@ fn a_spent_budget_is_shown_as_spent() {
         assert_eq!((&ended["budget"], &ended["limit"]), (&json!("tokens"), &json!(1)));
         assert_eq!(seen["budgets"]["tokens"]["used"], ended["used"], "{seen}");
         assert!(ended["used"].as_u64().unwrap() > 1, "{seen}");
+
+        // Money is told as money: where it is shown, and where it ran out.
+        world.stubs.llm.plays("paid", vec![Say::call("c1", "one", "{}")]);
+        let body = json!({"agent": "thrifty", "input": "paid", "budgets": {"tokens": 1_000_000, "spend": "0.000001"}});
+        let made = api.post("/runs", &body).await;
+        assert_eq!(made.status(), 202, "{}", made.text());
+        let seen = api.over(&id(&made)).await;
+        let ended = &seen["outcome"]["exhausted"];
+        assert_eq!(ended["budget"], "spend", "{seen}");
+        assert_eq!(ended["limit"], json!(0.000_001));
+        assert_eq!(
+            seen["budgets"]["spend"],
+            json!({"used": ended["used"], "limit": 0.000_001})
+        );
+        assert!(ended["used"].as_f64().unwrap() < 1.0, "{seen}");
         assert!(world.stubs.tools.calls("/one").is_empty());
     });
 }

@@ -404,9 +404,13 @@ where
         }
         let mut draft = self.draft();
         draft.take(self.ledger.take_dirty(), self.ledger.open());
+        // The budget that ran out is shown as its end says; what else the step drew is not committed.
+        if let Some(exhausted) = &exhausted
+            && let Some(budget) = draft.head.budgets.get_mut(&exhausted.budget)
+        {
+            budget.used = budget.used.max(exhausted.used);
+        }
         let status = if exhausted.is_some() {
-            // Nothing draws again on a run that is over, so what the step drew stands: it is what ran out.
-            draft.head.budgets = self.ledger.budgets();
             StepStatus::Exhausted
         } else {
             StepStatus::Failed
