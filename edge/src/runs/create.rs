@@ -262,7 +262,7 @@ fn budgets(
             SPEND => match value {
                 Value::String(text) => spend(text),
                 Value::Number(number) => spend(&number.to_string()),
-                _ => None,
+                Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
             },
             _ => return Err(invalid("there is no such budget")),
         };
