@@ -215,7 +215,11 @@ impl Process {
         // Behind the name, which may hold anything: utime and stime are the 12th and 13th, in hundredths of a second.
         let fields: Vec<u64> = stat
             .rsplit_once(')')
-            .map(|(_, rest)| rest.split_ascii_whitespace().map(|n| n.parse().unwrap_or(0)).collect())
+            .map(|(_, rest)| {
+                rest.split_ascii_whitespace()
+                    .map(|n| n.parse().unwrap_or(0))
+                    .collect()
+            })
             .unwrap_or_default();
         Duration::from_millis((fields[11] + fields[12]) * 10)
     }

@@ -107,7 +107,11 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
     let (default_runs, default_store) = (RunsFile::default(), StoreFile::default());
     let runs_file = file.runs.as_ref().unwrap_or(&default_runs);
     let runs = runs(&site, runs_file)?;
-    let store = store(&site, file.store.as_ref().unwrap_or(&default_store), runs_file.dev)?;
+    let store = store(
+        &site,
+        file.store.as_ref().unwrap_or(&default_store),
+        runs_file.dev,
+    )?;
     // A gateway that is told nothing of runs needs no database (D27).
     let hosts_runs = file.store.is_some() || file.runs.is_some() || !file.agents.is_empty();
     provider_rules(&site, &file)?;

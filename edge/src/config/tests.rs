@@ -295,7 +295,11 @@ fn the_demo_needs_nothing() {
             .unwrap()
             .contains_key("demo")
     );
-    assert!(s.demo && s.agents["deployer"].durable && s.notes.len() == 1, "{:?}", s.notes);
+    assert!(
+        s.demo && s.agents["deployer"].durable && s.notes.len() == 1,
+        "{:?}",
+        s.notes
+    );
 }
 
 #[test]

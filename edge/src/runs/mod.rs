@@ -215,7 +215,11 @@ impl Runs {
         tasks::spawn(tasks::Kind::Service, "run sweeper", sweep::sweep(this));
         if let Some(ended) = self.ended.lock().take() {
             let this = Arc::downgrade(self);
-            tasks::spawn(tasks::Kind::Service, "ended children", sweep::tell_parents(this, ended));
+            tasks::spawn(
+                tasks::Kind::Service,
+                "ended children",
+                sweep::tell_parents(this, ended),
+            );
         }
     }
 
@@ -224,7 +228,10 @@ impl Runs {
     pub async fn stop(&self, patience: Duration) -> bool {
         let hosts = self.engines.iter().map(|engine| engine.host.lock().take());
         let stopped = hosts.flatten().map(|host| host.stop(patience));
-        futures_util::future::join_all(stopped).await.into_iter().all(|all| all)
+        futures_util::future::join_all(stopped)
+            .await
+            .into_iter()
+            .all(|all| all)
     }
 
     pub(crate) fn engines(&self) -> [&Engine; 2] {
@@ -254,7 +261,8 @@ impl Runs {
     /// # Errors
     /// `invalid_encoding`, `run_not_found`, `run_deleted`, `run_corrupt`; the store's.
     pub(crate) async fn see(&self, caller: &Caller, run: &str) -> Result<Seen<'_>, Problem> {
-        let id = RunId::new(run).map_err(|e| Problem::new(Code::InvalidEncoding, e.to_string()).at("run_id"))?;
+        let id =
+            RunId::new(run).map_err(|e| Problem::new(Code::InvalidEncoding, e.to_string()).at("run_id"))?;
         let [durable, volatile] = self.engines();
         let seen = match volatile.store.load(&id).await {
             // Another process may have a durable run of this id: nobody hides it from its owner.
@@ -264,7 +272,11 @@ impl Runs {
             },
             Ok(_) | Err(StoreError::NotFound) => Seen {
                 engine: durable,
-                loaded: durable.store.load(&id).await.map_err(|e| Problem::from(e).of(run))?,
+                loaded: durable
+                    .store
+                    .load(&id)
+                    .await
+                    .map_err(|e| Problem::from(e).of(run))?,
             },
             Err(error) => return Err(Problem::from(error).of(run)),
         };
@@ -292,7 +304,11 @@ async fn open_store(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
         }
         StoreUrl::Postgres(url) => {
             // The URL may hold a password: errors do not repeat it.
-            Arc::new(PostgresStore::connect(url).await.context("store.url: PostgreSQL")?)
+            Arc::new(
+                PostgresStore::connect(url)
+                    .await
+                    .context("store.url: PostgreSQL")?,
+            )
         }
         StoreUrl::Memory => Arc::new(MemoryStore::new(Arc::new(HostClock::new()))),
     })

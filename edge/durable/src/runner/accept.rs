@@ -255,12 +255,13 @@ where
 fn is_asked_again(made: &RunHead, asked: &RunHead) -> bool {
     let limits = |head: &RunHead| -> Vec<(String, u64)> {
         let budgets = head.budgets.iter();
-        budgets.map(|(name, budget)| (name.clone(), budget.limit)).collect()
+        budgets
+            .map(|(name, budget)| (name.clone(), budget.limit))
+            .collect()
     };
     let span = |head: &RunHead| head.deadline.map(|deadline| deadline.since(head.created_at));
-    let of_one_version = || {
-        limits(made) == limits(asked) && (made.deadline == asked.deadline || span(made) == span(asked))
-    };
+    let of_one_version =
+        || limits(made) == limits(asked) && (made.deadline == asked.deadline || span(made) == span(asked));
     made.owner == asked.owner
         && made.definition.kind == asked.definition.kind
         && made.definition.name == asked.definition.name

@@ -37,10 +37,9 @@ fn sound(kind: WaitingKind, labels: &WaitLabels, deadline: Option<Timestamp>) ->
         | WaitingKind::Event
         | WaitingKind::Timer
         | WaitingKind::Children => {}
-        WaitingKind::Retry
-        | WaitingKind::Reconciliation
-        | WaitingKind::Resume
-        | WaitingKind::Handoff => return Err(InvalidWait::Kind { kind }),
+        WaitingKind::Retry | WaitingKind::Reconciliation | WaitingKind::Resume | WaitingKind::Handoff => {
+            return Err(InvalidWait::Kind { kind });
+        }
     }
     check_text("labels.matcher", &labels.matcher)?;
     check_text("labels.payload", &labels.payload)?;
