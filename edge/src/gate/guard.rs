@@ -26,6 +26,8 @@ pub(crate) struct RequestGuard {
     endpoint: EndpointLabel,
     request_id: RequestId,
     started: Instant,
+    /// Whether it is one of the requests that a gateway is there for.
+    counts: bool,
     outcome: Option<Outcome>,
     /// What is given back when the request ends.
     held: Option<Box<dyn std::any::Any + Send + Sync>>,
@@ -44,9 +46,17 @@ impl RequestGuard {
             endpoint,
             request_id,
             started: now,
+            counts: true,
             outcome: None,
             held: None,
         }
+    }
+
+    /// Of a request to `/api/v1`: in flight like any other, and in no count of the traffic that clients and providers make.
+    pub(crate) fn beside(metrics: Arc<Metrics>, request_id: RequestId, now: Instant) -> Self {
+        let mut guard = Self::new(metrics, EndpointLabel::Other, request_id, now);
+        guard.counts = false;
+        guard
     }
 
     /// Says how the request ended; the first word counts.
@@ -82,10 +92,6 @@ impl Drop for RequestGuard {
     fn drop(&mut self) {
         let labels = (self.endpoint,);
         self.metrics.in_flight.at(labels).dec();
-        self.metrics
-            .request_duration
-            .at(labels)
-            .observe(self.started.elapsed().as_secs_f64());
         let outcome = self.outcome.unwrap_or_else(|| {
             // A panic unwinds through here as well; only a client that left is a cancellation.
             if std::thread::panicking() {
@@ -94,10 +100,16 @@ impl Drop for RequestGuard {
                 Outcome::ClientCancelled
             }
         });
-        if outcome == Outcome::ClientCancelled {
-            self.metrics.client_cancelled.at(labels).inc();
+        if self.counts {
+            self.metrics
+                .request_duration
+                .at(labels)
+                .observe(self.started.elapsed().as_secs_f64());
+            if outcome == Outcome::ClientCancelled {
+                self.metrics.client_cancelled.at(labels).inc();
+            }
+            self.metrics.requests.at((self.endpoint, outcome)).inc();
         }
-        self.metrics.requests.at((self.endpoint, outcome)).inc();
         // 499 is the field's status for a client that left.
         let status = (outcome == Outcome::ClientCancelled).then_some(499);
         tracing::debug!(

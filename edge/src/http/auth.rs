@@ -71,11 +71,23 @@ impl Keys {
         self.by_digest.is_empty()
     }
 
-    /// Whose limits work has that this key began and that goes on without a request. No key, or one that is gone: every
-    /// model, no limit, normal priority.
-    pub(crate) fn owner(&self, name: Option<&str>) -> Caller {
-        let key = name.and_then(|name| self.by_name.get(name));
-        Caller(Arc::clone(key.unwrap_or(&self.nobody)))
+    /// Whose limits work has that this key began and that goes on without a request. Work that was begun without a key, or
+    /// goes on where there are none: every model, no limit, normal priority.
+    ///
+    /// # Errors
+    /// `permission_denied` for a key that is gone: who may not begin anything any more lets nothing go on.
+    pub(crate) fn owner(&self, name: Option<&str>) -> Result<Caller, ApiError> {
+        match name.filter(|_| !self.is_open()) {
+            None => Ok(Caller(Arc::clone(&self.nobody))),
+            Some(name) => self
+                .by_name
+                .get(name)
+                .map(|key| Caller(Arc::clone(key)))
+                .ok_or_else(|| {
+                    let why = "The API key that began this is not known here any more.";
+                    ApiError::new(ErrorKind::PermissionDenied, why)
+                }),
+        }
     }
 
     /// The client that a request's headers speak for.
@@ -321,7 +333,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn work_stands_in_line_for_a_place_and_goes_before_who_comes_later() {
         let keys = Keys::new(vec![key("a", "s")]);
-        let caller = keys.owner(Some("a"));
+        let caller = keys.owner(Some("a")).ok().unwrap();
         let first = caller.begin().ok().unwrap();
         let second = caller.begin().ok().unwrap();
         let began = tokio::time::Instant::now();
@@ -338,16 +350,22 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_of_work_is_found_by_name_and_a_key_that_is_gone_limits_nothing() {
+    fn the_owner_of_work_is_found_by_name_and_a_key_that_is_gone_lets_nothing_go_on() {
         let keys = Keys::new(vec![KeySettings {
             priority: Priority::High,
             ..key("a", "s")
         }]);
-        let (known, gone, none) = (keys.owner(Some("a")), keys.owner(Some("b")), keys.owner(None));
+        let gone = keys.owner(Some("b")).err().unwrap();
+        assert_eq!(gone.kind, ErrorKind::PermissionDenied);
+        let (known, none) = (
+            keys.owner(Some("a")).ok().unwrap(),
+            keys.owner(None).ok().unwrap(),
+        );
+        let open = Keys::new(Vec::new()).owner(Some("a")).ok().unwrap();
         assert_eq!(known.name().as_deref(), Some("a"));
         assert!(known.may_use("m") && !known.may_use("n"));
         assert_eq!(known.who().priority, Priority::High);
-        for nobody in [gone, none] {
+        for nobody in [open, none] {
             assert_eq!((nobody.name(), nobody.who()), (None, Who::nobody()));
             let many: Vec<_> = (0..10).map(|_| nobody.begin().ok().unwrap()).collect();
             assert!(nobody.may_use("n") && many.len() == 10);

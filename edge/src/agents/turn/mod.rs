@@ -81,7 +81,7 @@ async fn admit(
     id: &RequestId,
     request: TurnRequest<'_>,
 ) -> Result<(Box<Asked>, ConcurrencyGuard), ApiError> {
-    let caller = app.keys.owner(request.owner);
+    let caller = app.keys.owner(request.owner)?;
     let model = resolve(app, &caller, request.model)?;
     let bytes = request.body.len();
     let routed = Routed::json(request.body)?;

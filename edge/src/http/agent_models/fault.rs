@@ -288,7 +288,7 @@ mod tests {
             (fault.status.as_u16(), fault.code.as_ref()),
             (429, "run_exhausted")
         );
-        assert!(fault.message.contains("turns: 3 of 3"));
+        assert!(fault.message.contains("3 of 3 turns"));
         let cancelled = RunOutcome::new(Status::Cancelled, Reason::Cancelled);
         assert_eq!(
             Fault::of_outcome(&run(), &cancelled).unwrap().code,

@@ -1,5 +1,5 @@
 //! `/api/v1`: ours. One resource per file; each gives its routes with what they say of themselves, and the OpenAPI document is
-//! made from that. What all requests have in common is here: encoding, the form of errors, panics, what is counted.
+//! made from that. What all requests have in common is here: encoding, the form of errors, panics, what is in flight.
 
 mod activities;
 mod after;
@@ -44,7 +44,6 @@ use super::connection::BoxError;
 use super::request_id::RequestId;
 use crate::app::App;
 use crate::gate::{GateBody, RequestGuard};
-use crate::metrics::EndpointLabel;
 use crate::runs::problem::{Code, Problem};
 
 /// Where it all is.
@@ -108,12 +107,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let guard = RequestGuard::new(
-        app.metrics.clone(),
-        EndpointLabel::Other,
-        id.clone(),
-        Instant::now(),
-    );
+    let guard = RequestGuard::beside(app.metrics.clone(), id.clone(), Instant::now());
     let form = Form::of(request.headers());
     let (method, version) = (request.method().clone(), request.version());
     let write_timeout = app.settings.gate.client_write_timeout;
