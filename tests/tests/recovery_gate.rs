@@ -97,6 +97,9 @@ fn recovery_gate_a_waiting_run_and_its_lineage_survive_their_host() {
         let seen = api.succeeded(&parent).await;
         assert_eq!(seen["outcome"]["output"], "all done");
         assert_eq!(api.all(&format!("/runs?parent_id={parent}")).await.len(), 1);
+        let steps = api.all(&format!("/runs/{parent}/steps")).await;
+        let named: Vec<&Value> = steps.iter().map(|step| &step["child_run_id"]).collect();
+        assert_eq!(named, [&Value::Null, &json!(child), &Value::Null], "{steps:?}");
         assert_eq!(world.stubs.tools.calls("/deploy").len(), 1);
         world.holds().await;
     });

@@ -297,18 +297,14 @@ async fn open_store(url: &StoreUrl) -> anyhow::Result<Arc<dyn Store>> {
     Ok(match url {
         StoreUrl::Sqlite(url) => {
             let path: PathBuf = path_of(url).context("store.url")?;
-            let store = SqliteStore::open(&path)
-                .await
-                .with_context(|| format!("store.url: {}", path.display()))?;
-            Arc::new(store)
+            let store = SqliteStore::open(&path).await;
+            // Its sentence has the cause in it: a chain would say it twice.
+            Arc::new(store.map_err(|e| anyhow::anyhow!("store.url: {}: {e}", path.display()))?)
         }
         StoreUrl::Postgres(url) => {
             // The URL may hold a password: errors do not repeat it.
-            Arc::new(
-                PostgresStore::connect(url)
-                    .await
-                    .context("store.url: PostgreSQL")?,
-            )
+            let store = PostgresStore::connect(url).await;
+            Arc::new(store.map_err(|e| anyhow::anyhow!("store.url: PostgreSQL: {e}"))?)
         }
         StoreUrl::Memory => Arc::new(MemoryStore::new(Arc::new(HostClock::new()))),
     })

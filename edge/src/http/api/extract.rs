@@ -94,7 +94,7 @@ impl<S: Sync> FromRequestParts<S> for Hosted {
             Some(runs) => Ok(Self(Arc::clone(runs))),
             None => Err(Problem::new(
                 Code::NotFound,
-                "This edge hosts no runs: it was not given a store.",
+                "This edge hosts no runs: add [store] to its configuration.",
             )),
         }
     }

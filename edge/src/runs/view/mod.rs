@@ -25,7 +25,7 @@ pub(crate) use approval::{ApprovalObject, ApprovalStatus};
 pub(crate) use event::{EventObject, Transient};
 pub(crate) use history::{CheckpointObject, HistoryObject};
 pub(crate) use run::{Blocked, ChildObject, CorruptRun, Guarantee, RunObject};
-pub(crate) use step::{StepObject, current_step};
+pub(crate) use step::{StepKind, StepObject, current_step};
 pub(crate) use turn::TurnObject;
 pub(crate) use wait::WaitObject;
 pub(crate) use waiting::{Open, WaitingOnObject, waiting_on};

@@ -29,8 +29,8 @@ impl StepKind {
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(crate) struct StepObject {
     /// `turn-n`: a model turn and its tool calls are two steps of one name.
-    name: String,
-    kind: StepKind,
+    pub(crate) name: String,
+    pub(crate) kind: StepKind,
     /// From 1 within the run.
     pub(crate) activation: u64,
     #[schema(value_type = String)]
@@ -39,8 +39,8 @@ pub(crate) struct StepObject {
     /// A short text.
     result: Option<String>,
     error: Option<FailureObject>,
-    /// Of a step that is a run of its own; the runs that tool calls started are the run's children.
-    child_run_id: Option<String>,
+    /// The run that a tool call of this step started, when it was one; all of them are the run's children.
+    pub(crate) child_run_id: Option<String>,
     verification: Option<String>,
     started_at: Option<String>,
     ended_at: Option<String>,

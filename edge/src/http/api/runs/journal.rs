@@ -1,20 +1,28 @@
 //! What a run did so far: its steps, its turns, its committed revisions.
 
+use std::collections::HashMap;
+
 use axum::Json as Reply;
-use iop_durable::ids::{ActivityId, Key, NodeName, Revision};
+use iop_durable::ids::{ActivityId, Key, NodeName, Revision, RunId};
 use iop_durable::patterns::REASON;
+use iop_durable::store::{Listed, RunFilter, StoreError};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::super::extract::{Hosted, Reader, Search, Url};
 use super::super::list::{List, Page};
 use crate::agents::journal::{MODEL, turn_of};
-use crate::runs::Seen;
 use crate::runs::problem::{Code, Problem};
-use crate::runs::view::{CheckpointObject, HistoryObject, StepObject, TurnObject, current_step, digest};
+use crate::runs::view::{
+    CheckpointObject, HistoryObject, StepKind, StepObject, TurnObject, current_step, digest,
+};
+use crate::runs::{Engine, Seen};
 
 /// Bytes of answers in one page of turns, beyond which no more are read.
 const PAGE_BYTES: usize = 8 << 20;
+
+/// Children of a run that its steps name.
+const CHILDREN: u32 = 1000;
 
 /// A cursor that is a number.
 fn number(page: &Page) -> Result<u64, Problem> {
@@ -49,9 +57,39 @@ pub(super) async fn steps(
         steps.retain(|step| step.activation != present.activation);
         steps.push(present);
     }
+    name_children(engine, &head.id, &mut steps).await?;
     Ok(Reply(List::of(steps, page.limit, |last| {
         last.activation.to_string()
     })))
+}
+
+/// Writes the child of each step that started one (D11).
+async fn name_children(engine: &Engine, run: &RunId, steps: &mut [StepObject]) -> Result<(), StoreError> {
+    if steps.iter().all(|step| step.kind != StepKind::ToolCall) {
+        return Ok(());
+    }
+    let filter = RunFilter {
+        parent: Some(run.clone()),
+        limit: CHILDREN,
+        ..RunFilter::default()
+    };
+    let mut children: HashMap<String, Vec<String>> = HashMap::new();
+    for listed in engine.store.list(filter).await? {
+        if let Listed::Run { head, .. } = listed
+            && let Some(origin) = head.lineage.origin
+        {
+            children
+                .entry(origin)
+                .or_default()
+                .push(head.id.as_str().to_owned());
+        }
+    }
+    for step in steps.iter_mut().filter(|step| step.kind == StepKind::ToolCall) {
+        if let Some([child]) = children.get(&step.name).map(Vec::as_slice) {
+            step.child_run_id = Some(child.clone());
+        }
+    }
+    Ok(())
 }
 
 /// The model turns of a run: what was asked, by digest, and what was answered.
