@@ -362,3 +362,23 @@ fn what_is_no_database_is_named() {
         assert_eq!(wrong.code, Some(2), "{}", wrong.stderr);
     });
 }
+
+#[test]
+fn a_store_that_cannot_be_opened_says_why_once_and_keeps_its_password() {
+    run(60, async {
+        let dir = tempfile::tempdir().unwrap();
+        for (url, cause) in [
+            ("postgres://nobody:hidden@127.0.0.1:1/none", "Connection refused"),
+            ("sqlite://missing/iop.db", "No such file or directory"),
+        ] {
+            let toml = format!("[server]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = {url:?}\n");
+            std::fs::write(dir.path().join("edge.toml"), toml).unwrap();
+            let ended = finish("iop-edge", &["--config", "edge.toml"], &[], dir.path()).await;
+            assert_eq!((ended.code, &*ended.stdout), (Some(1), ""), "{}", ended.stderr);
+            let said = ended.stderr.lines().last().unwrap();
+            assert!(said.starts_with("iop-edge: store.url: "), "{said}");
+            assert_eq!(said.matches(cause).count(), 1, "{said}");
+            assert!(!ended.stderr.contains("hidden"), "{}", ended.stderr);
+        }
+    });
+}
