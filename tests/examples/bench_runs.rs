@@ -114,7 +114,7 @@ async fn bench(dir: &Path, server: Option<&Postgres>) {
         edge.process.rss_bytes() >> 20
     );
     let client = edge.client();
-    let page = get(&client, "/api/v1/approvals?limit=200").await;
+    let page = get(&client, "/api/v1/approvals?status=pending&limit=200").await;
     let mut times = Vec::new();
     for approval in page["data"].as_array().unwrap() {
         times.push(decide(&client, &expected, approval).await);
@@ -238,9 +238,18 @@ async fn decide(client: &Client, expected: &Expected, approval: &Value) -> Durat
     let body = json!({ "decision": "approve", "decision_id": format!("d-{id}"), "arguments_digest": approval["arguments_digest"] });
     let path = format!("/api/v1/runs/{run}/approvals/{id}");
     let began = Instant::now();
-    let (answer, arrived) = tokio::join!(client.post(&path, &body), told);
+    let (answer, arrived) = tokio::join!(
+        client.post(&path, &body),
+        tokio::time::timeout(Duration::from_secs(30), told)
+    );
     assert_eq!(answer.status(), 200, "{}", answer.text());
-    arrived.unwrap().duration_since(began)
+    match arrived {
+        Ok(arrived) => arrived.unwrap().duration_since(began),
+        Err(_) => panic!(
+            "not dispatched: {}",
+            get(client, &format!("/api/v1/runs/{run}")).await
+        ),
+    }
 }
 
 /// Brings runs to their approvals.
