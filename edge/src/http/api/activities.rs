@@ -11,7 +11,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::after::{After, after};
-use super::extract::{Auth, Hosted, Json, MaybeJson, Reader, Search, Url};
+use super::callers::{Operator, Reader};
+use super::extract::{Hosted, Json, MaybeJson, Search, Url};
 use super::list::{List, Page};
 use crate::runs::problem::Problem;
 use crate::runs::steer::effects::{Resolve, ResolveAction};
@@ -88,7 +89,7 @@ async fn one(
     params(("id" = String, Path), ("activity_id" = String, Path)),
     request_body(content = Option<Nothing>), responses((status = 200, body = After<ActivityObject>)))]
 async fn reconcile(
-    Auth(caller): Auth,
+    Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, activity)): Url<(String, String)>,
     MaybeJson(Nothing {}, _held): MaybeJson<Nothing>,
@@ -103,7 +104,7 @@ async fn reconcile(
     params(("id" = String, Path), ("activity_id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body = Resolution, responses((status = 200, body = After<ActivityObject>)))]
 async fn resolve(
-    Auth(caller): Auth,
+    Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, activity)): Url<(String, String)>,
     headers: HeaderMap,

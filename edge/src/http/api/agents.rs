@@ -10,11 +10,10 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::extract::{Auth, Declared, Hosted, Search, Url};
+use super::callers::{Admin, Overseer};
+use super::extract::{Declared, Hosted, Search, Url};
 use super::list::{List, Page};
 use crate::agents::spec::AgentSpec;
-use crate::config::Role;
-use crate::http::auth::Caller;
 use crate::runs::catalog::Version;
 use crate::runs::problem::Problem;
 use crate::runs::view::time;
@@ -54,14 +53,6 @@ impl AgentObject {
     }
 }
 
-/// Declarations say where secrets stand and whom a tool talks to: they are for who runs the place.
-fn may_read(caller: &Caller) -> Result<(), Problem> {
-    if caller.has(Role::Admin) {
-        return Ok(());
-    }
-    Ok(caller.require(Role::Operator)?)
-}
-
 /// Declares an agent. Role `admin`.
 ///
 /// A declaration that differs from the newest version is a new one; runs under way stay with theirs.
@@ -75,12 +66,11 @@ fn may_read(caller: &Caller) -> Result<(), Problem> {
     )
 )]
 async fn put(
-    Auth(caller): Auth,
+    _: Admin,
     Hosted(runs): Hosted,
     Url(name): Url<String>,
     Declared(spec, _held): Declared<AgentSpec>,
 ) -> Result<Response, Problem> {
-    caller.require(Role::Admin)?;
     let (version, new) = runs.catalog().put(&name, spec).await?;
     runs.restore(&version).await;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -94,11 +84,10 @@ async fn put(
     responses((status = 200, body = List<AgentObject>))
 )]
 async fn list(
-    Auth(caller): Auth,
+    Overseer(_caller): Overseer,
     Hosted(runs): Hosted,
     Search(page): Search<Page>,
 ) -> Result<Reply<List<AgentObject>>, Problem> {
-    may_read(&caller)?;
     let found = runs
         .catalog()
         .list(page.after.as_deref(), page.limit.and_one())
@@ -114,11 +103,10 @@ async fn list(
     responses((status = 200, body = AgentObject))
 )]
 async fn one(
-    Auth(caller): Auth,
+    Overseer(_caller): Overseer,
     Hosted(runs): Hosted,
     Url(name): Url<String>,
 ) -> Result<Reply<AgentObject>, Problem> {
-    may_read(&caller)?;
     Ok(Reply(AgentObject::of(&*runs.catalog().newest(&name).await?)))
 }
 
@@ -129,12 +117,11 @@ async fn one(
     responses((status = 200, body = List<AgentObject>))
 )]
 async fn versions(
-    Auth(caller): Auth,
+    Overseer(_caller): Overseer,
     Hosted(runs): Hosted,
     Url(name): Url<String>,
     Search(page): Search<Page>,
 ) -> Result<Reply<List<AgentObject>>, Problem> {
-    may_read(&caller)?;
     let after = page.after.as_deref().map_or(Ok(0), str::parse::<u64>);
     let after =
         after.map_err(|_| Problem::invalid("after", "after must be the next_after of the page before."))?;
@@ -154,12 +141,7 @@ async fn versions(
     params(("name" = String, Path)),
     responses((status = 204))
 )]
-async fn delete(
-    Auth(caller): Auth,
-    Hosted(runs): Hosted,
-    Url(name): Url<String>,
-) -> Result<StatusCode, Problem> {
-    caller.require(Role::Admin)?;
+async fn delete(_: Admin, Hosted(runs): Hosted, Url(name): Url<String>) -> Result<StatusCode, Problem> {
     runs.catalog().delete(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

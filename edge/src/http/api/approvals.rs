@@ -10,7 +10,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::after::{After, after};
-use super::extract::{Auth, Hosted, Json, Reader, Search, Url};
+use super::callers::{Operator, Reader};
+use super::extract::{Hosted, Json, Search, Url};
 use super::list::{Limit, List, cursor, place};
 use crate::agents::journal::ApprovalDecision;
 use crate::runs::people::Decide;
@@ -108,7 +109,7 @@ async fn of_run(
     params(("id" = String, Path), ("approval_id" = String, Path)),
     request_body = DecisionBody, responses((status = 200, body = After<ApprovalObject>)))]
 async fn decide(
-    Auth(caller): Auth,
+    Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, approval)): Url<(String, String)>,
     Json(body, _held): Json<DecisionBody>,

@@ -7,7 +7,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::extract::{Edge, Hosted, Reader};
+use super::callers::Reader;
+use super::extract::{Edge, Hosted};
 use crate::config::StoreUrl;
 use crate::runs::problem::Problem;
 use crate::runs::view::Guarantee;

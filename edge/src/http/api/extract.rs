@@ -1,4 +1,4 @@
-//! What handlers take from a request: who asks, path, query and body. Nothing is converted lossily, unknown and repeated names
+//! What handlers take from a request: path, query and body. Nothing is converted lossily, unknown and repeated names
 //! are refused, and a refusal names its field (D258).
 
 use std::borrow::Cow;
@@ -14,20 +14,12 @@ use serde::de::{self, DeserializeOwned, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
 use crate::app::App;
-use crate::config::Role;
-use crate::http::auth::Caller;
 use crate::http::payload::{self, Reservation};
 use crate::runs::Runs;
 use crate::runs::problem::{Code, Problem};
 
 /// The process that was asked.
 pub(super) struct Edge(pub(super) Arc<App>);
-
-/// The authenticated client. Stands first among a handler's arguments: who may not ask learns nothing else.
-pub(super) struct Auth(pub(super) Caller);
-
-/// The authenticated client where runs are read: each role that has to do with runs may, of the runs it may see.
-pub(super) struct Reader(pub(super) Caller);
 
 /// The runs of this process.
 pub(super) struct Hosted(pub(super) Arc<Runs>);
@@ -50,7 +42,7 @@ pub(super) struct Declared<T>(pub(super) T, pub(super) Reservation);
 /// The text of a JSON body beside its value, for digests over what was sent.
 pub(super) struct Sent<T>(pub(super) T, pub(super) bytes::Bytes, pub(super) Reservation);
 
-fn app(parts: &Parts) -> Result<Arc<App>, Problem> {
+pub(super) fn app(parts: &Parts) -> Result<Arc<App>, Problem> {
     parts
         .extensions
         .get::<Arc<App>>()
@@ -63,26 +55,6 @@ impl<S: Sync> FromRequestParts<S> for Edge {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         app(parts).map(Self)
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Auth {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        Ok(Self(app(parts)?.keys.authenticate(&parts.headers)?))
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Reader {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let Auth(caller) = Auth::from_request_parts(parts, state).await?;
-        if !caller.has(Role::Operator) && !caller.has(Role::Admin) {
-            caller.require(Role::Inference)?;
-        }
-        Ok(Self(caller))
     }
 }
 

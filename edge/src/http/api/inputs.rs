@@ -8,7 +8,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::after::{After, after};
-use super::extract::{Auth, Hosted, Json, Url};
+use super::callers::Operator;
+use super::extract::{Hosted, Json, Url};
 use crate::runs::problem::Problem;
 use crate::runs::view::WaitObject;
 
@@ -32,7 +33,7 @@ struct InputAnswer {
     params(("id" = String, Path), ("input_id" = String, Path)),
     request_body = InputAnswer, responses((status = 200, body = After<WaitObject>)))]
 async fn answer(
-    Auth(caller): Auth,
+    Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, input)): Url<(String, String)>,
     Json(body, _held): Json<InputAnswer>,

@@ -5,6 +5,7 @@ mod activities;
 mod after;
 mod agents;
 mod approvals;
+mod callers;
 mod capabilities;
 mod extract;
 mod inputs;

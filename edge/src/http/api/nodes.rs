@@ -4,9 +4,9 @@ use axum::Json as Reply;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::extract::{Auth, Edge, Search};
+use super::callers::Operator;
+use super::extract::{Edge, Search};
 use super::list::{List, Page, cut};
-use crate::config::Role;
 use crate::pool::{NodeSnapshot, ProviderSnapshot};
 use crate::runs::problem::Problem;
 
@@ -20,10 +20,9 @@ pub(super) fn router() -> OpenApiRouter {
 #[utoipa::path(get, path = "/nodes", tag = "nodes", params(Page), responses((status = 200, body = List<NodeSnapshot>)))]
 async fn nodes(
     Edge(app): Edge,
-    Auth(caller): Auth,
+    _: Operator,
     Search(page): Search<Page>,
 ) -> Result<Reply<List<NodeSnapshot>>, Problem> {
-    caller.require(Role::Operator)?;
     Ok(Reply(cut(app.pool.nodes(), &page, |n| n.id.as_str())))
 }
 
@@ -31,9 +30,8 @@ async fn nodes(
 #[utoipa::path(get, path = "/providers", tag = "nodes", params(Page), responses((status = 200, body = List<ProviderSnapshot>)))]
 async fn providers(
     Edge(app): Edge,
-    Auth(caller): Auth,
+    _: Operator,
     Search(page): Search<Page>,
 ) -> Result<Reply<List<ProviderSnapshot>>, Problem> {
-    caller.require(Role::Operator)?;
     Ok(Reply(cut(app.pool.providers(), &page, |p| p.id.as_str())))
 }

@@ -12,7 +12,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::extract::{Auth, Edge, Hosted, Json, MaybeJson, Url};
+use super::callers::{Admin, Steerer};
+use super::extract::{Edge, Hosted, Json, MaybeJson, Url};
 use super::runs::check_metadata;
 use super::shown;
 use super::sse::{self, OnDisconnect};
@@ -78,8 +79,8 @@ struct RunCancellation {
     request_body(content = Option<Resumption>),
     responses((status = 202, body = RunObject), (status = 200, description = "The stored outcome, or a stream.", body = RunObject)))]
 async fn resume(
+    Steerer(caller): Steerer,
     Edge(app): Edge,
-    Auth(caller): Auth,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
     headers: HeaderMap,
@@ -117,7 +118,7 @@ async fn resume(
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body(content = Option<Resumption>), responses((status = 200, body = Evaluation)))]
 async fn evaluate(
-    Auth(caller): Auth,
+    Steerer(caller): Steerer,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
     headers: HeaderMap,
@@ -175,7 +176,7 @@ async fn with_waits(problem: Problem, preflight: &Preflight<'_>) -> Result<Probl
     request_body = RunCancellation,
     responses((status = 202, body = RunObject), (status = 200, description = "It is over.", body = RunObject)))]
 async fn cancel(
-    Auth(caller): Auth,
+    Steerer(caller): Steerer,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
     Json(body, _held): Json<RunCancellation>,
@@ -195,7 +196,7 @@ async fn cancel(
 /// Removes a run that is over and that nobody works on. Its id stays taken. Role `admin`.
 #[utoipa::path(delete, path = "/runs/{id}", tag = "runs", operation_id = "delete_run", params(("id" = String, Path)), responses((status = 204)))]
 async fn delete(
-    Auth(caller): Auth,
+    Admin(caller): Admin,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
 ) -> Result<StatusCode, Problem> {

@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::extract::{Auth, Hosted, Json, Reader, Url};
+use super::callers::{Operator, Reader, Steerer};
+use super::extract::{Hosted, Json, Url};
 use super::list::List;
 use super::shown;
 use crate::http::auth::Caller;
@@ -82,7 +83,7 @@ async fn of_run(
     params(("id" = String, Path), ("wait_id" = String, Path)),
     request_body = Delivery, responses((status = 200, body = Delivered)))]
 async fn deliver(
-    Auth(caller): Auth,
+    Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, wait)): Url<(String, String)>,
     Json(body, _held): Json<Delivery>,
@@ -96,7 +97,7 @@ async fn deliver(
 #[utoipa::path(post, path = "/events", tag = "outside", operation_id = "deliver_event", request_body = Delivery,
     responses((status = 200, body = Delivered)))]
 async fn event(
-    Auth(caller): Auth,
+    Steerer(caller): Steerer,
     Hosted(runs): Hosted,
     Json(body, _held): Json<Delivery>,
 ) -> Result<Response, Problem> {
@@ -126,7 +127,7 @@ async fn delivered(runs: &Runs, caller: &Caller, told: &Told) -> Result<Response
     params(("id" = String, Path), ("wait_id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body = WaitCancellation, responses((status = 200, body = RunObject)))]
 async fn cancel(
-    Auth(caller): Auth,
+    Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, wait)): Url<(String, String)>,
     headers: HeaderMap,

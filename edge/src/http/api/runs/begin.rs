@@ -16,11 +16,11 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 use utoipa::{IntoParams, ToSchema};
 
-use super::super::extract::{Auth, Edge, Hosted, Search, Sent};
+use super::super::callers::Beginner;
+use super::super::extract::{Edge, Hosted, Search, Sent};
 use super::super::shown::{self, replayed};
 use super::super::sse::{self, From, OnDisconnect};
 use super::follow::{Patience, settled};
-use crate::config::Role;
 use crate::runs::problem::{Code, Problem};
 use crate::runs::view::{EventObject, RunObject, url_of};
 use crate::runs::{CreateRun, Made};
@@ -92,14 +92,13 @@ pub(super) struct CreateQuery {
     )
 )]
 pub(super) async fn create(
-    Auth(caller): Auth,
+    Beginner(caller): Beginner,
     Edge(app): Edge,
     Hosted(runs): Hosted,
     Search(query): Search<CreateQuery>,
     headers: HeaderMap,
     Sent(body, bytes, _held): Sent<CreateBody>,
 ) -> Result<Response, Problem> {
-    caller.require(Role::Inference)?;
     if app.drain.is_draining() {
         return Err(Problem::new(
             Code::Draining,

@@ -6,7 +6,8 @@ use http::HeaderMap;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::super::extract::{Edge, Hosted, Reader, Search, Url};
+use super::super::callers::Reader;
+use super::super::extract::{Edge, Hosted, Search, Url};
 use super::super::list::{Limit, List};
 use super::super::sse::{self, From, OnDisconnect};
 use crate::runs::problem::Problem;

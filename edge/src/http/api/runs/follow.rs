@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer};
 use tokio::time::Instant;
 use utoipa::IntoParams;
 
-use super::super::extract::{Edge, Hosted, Reader, Search, Url};
+use super::super::callers::Reader;
+use super::super::extract::{Edge, Hosted, Search, Url};
 use super::super::shown;
 use crate::app::App;
 use crate::http::auth::Caller;

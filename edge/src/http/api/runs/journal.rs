@@ -9,7 +9,8 @@ use iop_durable::store::{Listed, RunFilter, StoreError};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::super::extract::{Hosted, Reader, Search, Url};
+use super::super::callers::Reader;
+use super::super::extract::{Hosted, Search, Url};
 use super::super::list::{List, Page};
 use crate::agents::journal::{MODEL, turn_of};
 use crate::runs::problem::{Code, Problem};

@@ -12,7 +12,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::super::extract::{Hosted, Reader, Search, Url};
+use super::super::callers::Reader;
+use super::super::extract::{Hosted, Search, Url};
 use super::super::list::{Limit, List, Page, cursor, place};
 use super::super::shown;
 use super::begin::moment;
