@@ -3,9 +3,11 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue};
 use iop_durable::failure::{Failure, FailureKind};
 use iop_shared::config::{SecretRef, SecretSource, SecretString};
+use memchr::memmem;
 use secrecy::ExposeSecret;
 
 use crate::agents::spec::{EnvRef, FileRef, HeaderText};
@@ -17,20 +19,49 @@ pub(crate) struct Resolved {
     secrets: Vec<SecretString>,
 }
 
+/// Bytes of a secret that is looked for in results, and of the last word of one: a shorter one stands in too many texts.
+const LONG: usize = 8;
+
+/// What stands in the place of a secret.
+const REDACTED: &[u8] = b"[redacted]";
+
 impl Resolved {
-    /// A text from outside without the secrets that were sent there, whole or without a scheme such as `Bearer`.
-    pub(crate) fn redact(&self, mut text: String) -> String {
+    /// What a service said of its own failure, without the secrets that were sent there, whole or without a scheme such as `Bearer`.
+    pub(crate) fn redact(&self, text: Bytes) -> Bytes {
+        self.without(text, 1)
+    }
+
+    /// The same of a result. What is short stays there: a result is data.
+    pub(crate) fn redact_result(&self, result: Bytes) -> Bytes {
+        self.without(result, LONG)
+    }
+
+    fn without(&self, mut text: Bytes, least: usize) -> Bytes {
         for secret in &self.secrets {
             let whole = secret.expose_secret();
-            let last = whole.rsplit(' ').next().filter(|word| word.len() >= 8);
-            for part in [Some(whole), last].into_iter().flatten() {
-                if text.contains(part) {
-                    text = text.replace(part, "[redacted]");
-                }
+            let last = whole.rsplit(' ').next().filter(|word| word.len() >= LONG);
+            let parts = [Some(whole).filter(|whole| whole.len() >= least), last];
+            for part in parts.into_iter().flatten() {
+                text = replaced(text, part.as_bytes());
             }
         }
         text
     }
+}
+
+fn replaced(text: Bytes, part: &[u8]) -> Bytes {
+    let mut kept = 0;
+    let mut out = Vec::new();
+    for at in memmem::find_iter(&text, part) {
+        out.extend_from_slice(&text[kept..at]);
+        out.extend_from_slice(REDACTED);
+        kept = at + part.len();
+    }
+    if kept == 0 {
+        return text;
+    }
+    out.extend_from_slice(&text[kept..]);
+    out.into()
 }
 
 /// Headers of the message itself, of the protocol above it and of the call: no declaration sets them.
@@ -140,10 +171,31 @@ mod tests {
             assert_eq!(resolved.map["x-team"], "a");
             let word = token.split_once(' ').unwrap().1;
             assert_eq!(
-                resolved.redact(format!("<{token}> <{word}> a")),
+                resolved.redact(format!("<{token}> <{word}> a").into()),
                 "<[redacted]> <[redacted]> a"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn a_short_secret_is_no_reason_to_change_a_result() {
+        let dir = tempfile::tempdir().unwrap();
+        for (secret, result) in [
+            ("s", "a list of items"),
+            ("items", "a list of items"),
+            ("Basic a-long-one", "a-long-one[]a-long-one"),
+        ] {
+            let path = dir.path().join("secret");
+            std::fs::write(&path, secret).unwrap();
+            let resolved = resolve(&declared(&[("x-a", file(&path))])).await.unwrap();
+            let shown = resolved.redact_result(Bytes::from(result));
+            let whole = result.replace("a-long-one", "[redacted]");
+            assert_eq!(shown, whole);
+            let shown = resolved.redact(format!("<{secret}>").into());
+            assert!(!shown.windows(secret.len()).any(|w| w == secret.as_bytes()) || secret.len() == 1);
+        }
+        let none = Resolved::default();
+        assert_eq!(none.redact(Bytes::from("as it is")), "as it is");
     }
 
     #[tokio::test]

@@ -103,9 +103,9 @@ pub(super) async fn call(clients: &Clients, call: &HttpCall<'_>) -> Result<Bytes
         body,
     } = answered?;
     if status.is_success() {
-        return Ok(answer::result(body, call.max_result)?);
+        return Ok(answer::result(resolved.redact_result(body), call.max_result)?);
     }
-    let text = resolved.redact(String::from_utf8_lossy(&body).into_owned());
+    let text = String::from_utf8_lossy(&resolved.redact(body)).into_owned();
     Err(answer::refused(status, &headers, text, again, SystemTime::now()))
 }
 
@@ -126,9 +126,9 @@ pub(super) async fn found(
     // A later round of a call over MCP has other bytes there; its key still names it.
     let members = Members::parse(arguments).unwrap_or_default();
     let url = Template::parse(&spec.url)?.render(&members, key, false)?;
-    let resolved = headers::resolve(&spec.headers).await.map_err(|f| f.message)?;
+    let mut resolved = headers::resolve(&spec.headers).await.map_err(|f| f.message)?;
     let mut request = Request::new(method, url);
-    *request.headers_mut() = resolved.map;
+    *request.headers_mut() = std::mem::take(&mut resolved.map);
     let sent = exchange(clients.pooled(), request, max_result, until).await;
     let Answer { status, body, .. } = sent.map_err(|lost| lost.failure.message)?;
     if !status.is_success() {
@@ -136,7 +136,7 @@ pub(super) async fn found(
     }
     let value = serde_json::from_slice(&body).map_err(|_| "it answered no JSON")?;
     match path.find(&value) {
-        Some(_) => Ok(body),
+        Some(_) => Ok(resolved.redact_result(body)),
         None => Err(format!("there is nothing at {} in its answer", spec.found)),
     }
 }

@@ -176,8 +176,10 @@ impl Assembly {
         let some = |text: String| (!text.is_empty()).then_some(text);
         let mut tool_calls = Vec::with_capacity(self.calls.len());
         for (index, call) in self.calls {
-            let id = call.id.unwrap_or_else(|| format!("call_{index}"));
-            if id.is_empty() || id.len() > ID_MAX || id.contains('\0') {
+            // Some providers write an empty one, and some none.
+            let id = call.id.filter(|id| !id.is_empty());
+            let id = id.unwrap_or_else(|| format!("call_{index}"));
+            if id.len() > ID_MAX || id.contains('\0') {
                 return Err(Broken::BadId);
             }
             tool_calls.push(ToolCall {

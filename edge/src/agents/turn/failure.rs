@@ -57,7 +57,7 @@ pub(super) fn broken(broken: Broken) -> CallError {
         .code("payload_too_large"),
         Broken::BadId => Failure::new(
             FailureKind::InvalidInput,
-            "The model's answer has a tool call whose id is empty, longer than 240 bytes, or has U+0000 in it.",
+            "The model's answer has a tool call whose id is longer than 240 bytes or has U+0000 in it.",
         )
         .code("invalid_encoding"),
     };

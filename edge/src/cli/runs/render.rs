@@ -260,7 +260,12 @@ fn turn(text: &mut String, turn: &Turn) {
     let mut head = turn.n.to_string();
     if let Some(usage) = &turn.usage {
         let count = |n: Option<u64>| n.map_or_else(|| String::from("?"), |n| n.to_string());
-        let _ = write!(head, ", {} + {} tokens", count(usage.input), count(usage.output));
+        let _ = write!(
+            head,
+            ", {} + {} tokens",
+            count(usage.input_tokens),
+            count(usage.output_tokens)
+        );
     }
     if let Some(attempts) = turn.attempts.as_ref().filter(|n| n.as_u64() != Some(1)) {
         let _ = write!(head, ", {attempts} attempts");

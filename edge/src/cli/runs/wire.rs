@@ -170,8 +170,8 @@ pub(super) struct ToolCall {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Usage {
-    pub(super) input: Option<u64>,
-    pub(super) output: Option<u64>,
+    pub(super) input_tokens: Option<u64>,
+    pub(super) output_tokens: Option<u64>,
 }
 
 /// A page of a list.

@@ -155,7 +155,8 @@ async fn a_secret_is_read_at_each_call_and_told_to_nobody() {
     // The service says back what it was given.
     let stub = Stub::start(|mut ex: Exchange| async move {
         let token = ex.header("authorization").unwrap_or_default().to_owned();
-        ex.reply(403, &[], format!("no entry with {token}").as_bytes())
+        let status = if ex.path == "/" { 403 } else { 200 };
+        ex.reply(status, &[], format!("{{\"id\":\"{token}\"}}").as_bytes())
             .await
     })
     .await;
@@ -172,7 +173,23 @@ async fn a_secret_is_read_at_each_call_and_told_to_nobody() {
             (failure.kind, failure.code.as_str()),
             (FailureKind::Auth, "http_403")
         );
-        assert_eq!(failure.message, "no entry with [redacted]");
+        assert_eq!(failure.message, r#"{"id":"[redacted]"}"#);
+        let open = HttpSpec {
+            url: format!("{}/open", base(&stub)),
+            ..spec.clone()
+        };
+        let result = called(&open, EffectSpec::Unsafe, "{}").await.unwrap();
+        assert_eq!(result, r#"{"id":"[redacted]"}"#);
+        let reconcile = ReconcileSpec {
+            method: String::from("GET"),
+            url: open.url,
+            headers: open.headers,
+            found: String::from("$.id"),
+            timeout: None,
+        };
+        let clients = Clients::new().unwrap();
+        let evidence = found(&clients, &reconcile, b"{}", KEY, MAX).await.unwrap();
+        assert_eq!(evidence, r#"{"id":"[redacted]"}"#);
     }
 }
 

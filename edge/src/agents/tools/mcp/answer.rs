@@ -181,12 +181,24 @@ fn answered(error: &StreamableHttpError<reqwest::Error>) -> Option<CallError> {
             .code("configuration")
             .into(),
         ),
-        StreamableHttpError::UnexpectedServerResponse(_)
-        | StreamableHttpError::UnexpectedContentType(_)
-        | StreamableHttpError::Deserialize(_) => Some(invalid_response().into()),
+        StreamableHttpError::UnexpectedServerResponse(said) => Some(match status_of(said) {
+            Some(status @ (401 | 403)) => auth(status),
+            Some(status) => status_error(&HttpStatusError::new(status, None)),
+            None => invalid_response().into(),
+        }),
+        StreamableHttpError::UnexpectedContentType(_) | StreamableHttpError::Deserialize(_) => {
+            Some(invalid_response().into())
+        }
         // A session that is gone says nothing of the call that it came back to; the rest are cuts.
         _ => None,
     }
+}
+
+/// The status in the library's text of an answer that is neither a success nor JSON-RPC: `HTTP 403 Forbidden: …`.
+fn status_of(said: &str) -> Option<u16> {
+    let digits = said.strip_prefix("HTTP ")?.get(..3)?;
+    let status = digits.parse().ok()?;
+    (400..600).contains(&status).then_some(status)
 }
 
 fn status_error(error: &HttpStatusError) -> CallError {

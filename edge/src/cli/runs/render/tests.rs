@@ -83,7 +83,7 @@ fn a_run_is_shown_with_all_that_it_waits_for() {
           {"kind": "children", "id": "wait_3", "child_run_id": "run_7"}]}"#,
     );
     let turns: Vec<Turn> = read(
-        r#"[{"n": 1, "usage": {"input": 10, "output": 4}, "attempts": 1,
+        r#"[{"n": 1, "usage": {"input_tokens": 10, "output_tokens": 4}, "attempts": 1,
              "response": {"content": "", "tool_calls": [{"id": "c0", "name": "lookup", "arguments": "{\"sku\":1}"}]}},
             {"n": 2, "usage": null, "attempts": 2, "response": {"content": "Shall I?", "tool_calls": []}}]"#,
     );
