@@ -20,6 +20,8 @@ pub struct ToolCall {
     pub arguments: Value,
     /// `_meta["iop/idempotency-key"]`.
     pub key: Option<String>,
+    /// `_meta.traceparent`.
+    pub trace: Option<String>,
     /// `inputResponses` of a call that goes on after `input_required`.
     pub answers: Value,
     /// `requestState` of the same.
@@ -226,6 +228,7 @@ async fn call(
             tool: tool.clone(),
             arguments: params["arguments"].clone(),
             key: params["_meta"]["iop/idempotency-key"].as_str().map(str::to_owned),
+            trace: params["_meta"]["traceparent"].as_str().map(str::to_owned),
             answers: params["inputResponses"].clone(),
             state: params["requestState"].clone(),
             headers: ex.headers.clone(),

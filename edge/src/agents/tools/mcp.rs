@@ -44,6 +44,8 @@ pub(crate) struct McpCall<'a> {
     pub(crate) arguments: &'a [u8],
     pub(crate) key: &'a str,
     pub(crate) effect: EffectSpec,
+    /// `traceparent`, when the run has one (D242).
+    pub(crate) trace: Option<&'a str>,
 }
 
 /// Calls tools, and keeps one session per server and set of headers.
@@ -105,6 +107,9 @@ fn params(call: McpCall<'_>) -> Result<CallToolRequestParams, Failure> {
     let mut params = CallToolRequestParams::new(call.tool.to_owned()).with_arguments(arguments);
     let mut meta = RequestMetaObject::new();
     meta.insert(KEY.to_owned(), Value::from(call.key));
+    if let Some(trace) = call.trace {
+        meta.set_traceparent(trace);
+    }
     params.meta = Some(meta);
     if let Some(answers) = answers {
         params.input_responses = answers.responses;

@@ -81,6 +81,7 @@ impl Toolbox {
                 arguments,
                 key,
                 effect: tool.effect,
+                trace,
             };
             self.call_mcp(now, remote, call).await.map(Answered::into_output)
         } else {

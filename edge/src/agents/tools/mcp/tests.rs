@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct World {
@@ -40,6 +41,7 @@ impl World {
             arguments,
             key: "run_1/action/2/call_7.0",
             effect,
+            trace: Some(TRACE),
         };
         self.mcp.call(server, call).await
     }
@@ -86,6 +88,7 @@ async fn a_call_carries_its_key_its_arguments_and_its_secrets() {
     assert_eq!(calls.len(), 1);
     assert_eq!(calls[0].arguments, json!({"region": "eu"}));
     assert_eq!(calls[0].key.as_deref(), Some("run_1/action/2/call_7.0"));
+    assert_eq!(calls[0].trace.as_deref(), Some(TRACE));
     assert!(
         calls[0]
             .headers
@@ -267,6 +270,7 @@ async fn nobody_there_is_a_failure_that_may_be_tried_again() {
         arguments: b"{}",
         key: "k",
         effect: EffectSpec::Unsafe,
+        trace: None,
     };
     let (kind, code, retryable, _) = failed(world.mcp.call(server, call).await);
     assert_eq!(
