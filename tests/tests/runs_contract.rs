@@ -1,8 +1,10 @@
 //! The contract of `/api/v1` read sentence by sentence: what a client may send besides what is meant, and what it is told.
 
+use iop_tests::llm::Say;
 use iop_tests::run;
-use iop_tests::runs::agents::all;
-use iop_tests::runs::{Api, BOSS, Db, OWNER, World};
+use iop_tests::runs::agents::{FRAGILE, GUARDED, WORKER, all};
+use iop_tests::runs::{Api, BOSS, Db, OWNER, Sse, World};
+use serde_json::{Value, json};
 
 /// What a key without the role sends: nothing of it would be taken from anybody.
 const WRONG: [&[u8]; 4] = [b"", b"{", b"\xff", b"{\"x\":1}"];
@@ -48,5 +50,179 @@ fn who_may_not_ask_is_told_that_and_nothing_of_what_was_asked() {
             let answer = send(&nobody, method, path, b"{").await;
             answer.assert_error(401, "invalid_api_key");
         }
+    });
+}
+
+/// A run that waits for a decision, and its approval as `waiting_on` has it.
+async fn paused(world: &World, api: &Api, input: &str) -> (String, Value) {
+    let say = vec![Say::call("c1", "deploy", "{\"to\":\"eu\"}"), Say::text("done")];
+    world.stubs.llm.plays(input, say);
+    let run = api.run(GUARDED, input).await;
+    let on = api.waits_on(&run, "approval", 1).await;
+    (run, on[0].clone())
+}
+
+#[test]
+fn what_is_asked_of_one_revision_is_not_done_to_another() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let matching = async |method: &str, path: &str, tag: &str, body: &Value| {
+            let path = format!("/api/v1{path}");
+            let body = if body.is_null() {
+                Vec::new()
+            } else {
+                body.to_string().into_bytes()
+            };
+            api.client
+                .request(method, &path, &[("if-match", tag)], &body)
+                .await
+        };
+        let (id, approval) = paused(&world, &api, "by decision").await;
+        let seen = api.seen_run(&id).await;
+        let tag = format!("\"{}\"", seen["revision"].as_str().unwrap());
+        let decide = format!("/runs/{id}/approvals/{}", approval["id"].as_str().unwrap());
+        let decision = json!({"decision": "approve", "decision_id": "d", "arguments_digest": approval["arguments_digest"]});
+        let cancel = json!({"reason": "enough", "cancel_id": "c"});
+        let cancel_path = format!("/runs/{id}/cancel");
+        for (method, path, body) in [
+            ("POST", &decide, &decision),
+            ("POST", &cancel_path, &cancel),
+            ("DELETE", &format!("/runs/{id}"), &Value::Null),
+        ] {
+            let stale = matching(method, path, "\"1\"", body).await;
+            assert_eq!(stale.status(), 409, "{path}: {}", stale.text());
+            let error = &stale.json()["error"];
+            assert_eq!(
+                (&error["code"], &error["current_resume_token"], &error["run_id"]),
+                (&json!("stale_token"), &seen["resume_token"], &json!(id)),
+                "{path}"
+            );
+            for wrong in ["*", "1", "\"x\"", "\"1\", \"2\""] {
+                let answer = matching(method, path, wrong, body).await;
+                assert_eq!(answer.status(), 400, "{path} {wrong}: {}", answer.text());
+                assert_eq!(answer.json()["error"]["param"], "If-Match");
+            }
+        }
+        assert_eq!(api.seen_run(&id).await["status"], "waiting");
+        assert_eq!(matching("POST", &decide, &tag, &decision).await.status(), 200);
+        api.succeeded(&id).await;
+        // What was said is answered again, whatever became of the run.
+        let again = matching("POST", &decide, &tag, &decision).await;
+        assert_eq!(
+            (again.status(), again.header("idempotency-replayed")),
+            (200, Some("true"))
+        );
+        matching("DELETE", &format!("/runs/{id}"), &tag, &Value::Null)
+            .await
+            .assert_error(409, "stale_token");
+
+        let (id, _) = paused(&world, &api, "by cancel").await;
+        let tag = format!("\"{}\"", api.seen_run(&id).await["revision"].as_str().unwrap());
+        for replayed in [None, Some("true")] {
+            let answer = matching("POST", &format!("/runs/{id}/cancel"), &tag, &cancel).await;
+            assert_eq!(
+                (answer.status(), answer.header("idempotency-replayed")),
+                (200, replayed),
+                "{}",
+                answer.text()
+            );
+        }
+        let tag = format!("\"{}\"", api.seen_run(&id).await["revision"].as_str().unwrap());
+        let gone = matching("DELETE", &format!("/runs/{id}"), &tag, &Value::Null).await;
+        assert_eq!(gone.status(), 204);
+
+        let ask = Say::call("c1", "request_input", "{\"prompt\":\"How many?\"}");
+        for (input, room, body) in [
+            ("by answer", "", json!({"decision_id": "i", "value": 1})),
+            (
+                "by delivery",
+                "/deliveries",
+                json!({"delivery_id": "i", "payload": 1}),
+            ),
+        ] {
+            let say = vec![ask.clone(), Say::text("thanks")];
+            world.stubs.llm.plays(input, say);
+            let id = api.run(WORKER, input).await;
+            let wait = api.waits_on(&id, "input", 1).await[0]["id"].clone();
+            let wait = wait.as_str().unwrap();
+            let (path, body) = if room.is_empty() {
+                (format!("/runs/{id}/inputs/{wait}"), body)
+            } else {
+                let mut body = body;
+                body["correlation_id"] = json!(wait);
+                (format!("/runs/{id}/waits/{wait}{room}"), body)
+            };
+            let tag = format!("\"{}\"", api.seen_run(&id).await["revision"].as_str().unwrap());
+            let stale = matching("POST", &path, "\"1\"", &body).await;
+            stale.assert_error(409, "stale_token");
+            assert_eq!(matching("POST", &path, &tag, &body).await.status(), 200, "{path}");
+            api.succeeded(&id).await;
+            let again = matching("POST", &path, &tag, &body).await;
+            assert_eq!(
+                (again.status(), again.header("idempotency-replayed")),
+                (200, Some("true")),
+                "{path}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_member_that_may_be_left_out_may_be_null() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let body = json!({"agent": WORKER, "flow": null, "input": "hi", "run_id": null, "metadata": null,
+            "deadline": null, "budgets": null, "durable": null, "on_disconnect": null});
+        let made = api.post("/runs?wait=20s", &body).await;
+        assert_eq!(made.status(), 200, "{}", made.text());
+        let made = made.json();
+        assert_eq!(
+            (&made["metadata"], &made["status"]),
+            (&json!({}), &json!("succeeded"))
+        );
+        let path = format!("/runs/{}/resume", made["id"].as_str().unwrap());
+        let mut resume = json!({"resume_token": made["resume_token"], "state_overlay": null,
+            "resume_target": null, "metadata": null, "on_disconnect": null});
+        assert_eq!(api.post(&path, &resume).await.status(), 200);
+        // Nobody follows the run: whose leaving would end it?
+        resume["on_disconnect"] = json!("cancel");
+        let refused = api.post(&path, &resume).await;
+        assert_eq!(
+            (refused.status(), &refused.json()["error"]["param"]),
+            (400, &json!("on_disconnect"))
+        );
+    });
+}
+
+#[test]
+fn every_event_of_a_stream_says_its_life() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        world.stubs.llm.next(vec![Say::status(503)]);
+        world.stubs.llm.plays("twice", vec![Say::text("one two three")]);
+        let run = api.run(FRAGILE, "twice").await;
+        let failed = api.over(&run).await;
+        assert_eq!(
+            (&failed["status"], &failed["life"]),
+            (&json!("failed"), &json!(1))
+        );
+        let body = json!({"resume_token": failed["resume_token"]}).to_string();
+        let path = format!("/api/v1/runs/{run}/resume");
+        let headers = [("accept", "text/event-stream")];
+        let conn = api.client.start("POST", &path, &headers, body.as_bytes()).await;
+        let mut stream = Sse::of(conn.unwrap()).await;
+        let told = stream.rest().await;
+        for name in ["run.snapshot", "run.resumed", "run.turn.delta", "run.succeeded"] {
+            assert!(told.iter().any(|event| event.name == name), "{name}: {told:?}");
+        }
+        for event in &told {
+            assert_eq!(event.body["life"], 2, "{event:?}");
+        }
+        let first = api.stream(&run, Some(0)).await.rest().await;
+        let lives: Vec<u64> = first.iter().map(|e| e.body["life"].as_u64().unwrap()).collect();
+        assert_eq!((lives[0], lives[1], lives.last()), (2, 1, Some(&1)), "{first:?}");
     });
 }

@@ -14,6 +14,7 @@ use super::after::{After, after};
 use super::callers::{Operator, Reader};
 use super::extract::{Hosted, Json, MaybeJson, Search, Url};
 use super::list::{List, Page};
+use super::matching::{self, Said};
 use crate::runs::problem::Problem;
 use crate::runs::steer::effects::{Resolve, ResolveAction};
 use crate::runs::steer::resume::token;
@@ -86,14 +87,16 @@ async fn one(
 /// Asks the callee whether a call of unknown effect was carried out, as its tool declares. Evidence lets the run go on; without any
 /// the call stays unknown. Role `operator`.
 #[utoipa::path(post, path = "/runs/{id}/activities/{activity_id}/reconcile", tag = "outside", operation_id = "reconcile_activity",
-    params(("id" = String, Path), ("activity_id" = String, Path)),
+    params(("id" = String, Path), ("activity_id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body(content = Option<Nothing>), responses((status = 200, body = After<ActivityObject>)))]
 async fn reconcile(
     Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, activity)): Url<(String, String)>,
+    headers: HeaderMap,
     MaybeJson(Nothing {}, _held): MaybeJson<Nothing>,
 ) -> Result<Response, Problem> {
+    matching::check(&runs, &caller, &run, &headers, Said::Nothing).await?;
     let replayed = runs.reconcile(&caller, &run, &activity).await?;
     let (object, token) = runs.activity(&caller, &run, &activity).await?;
     Ok(after(object, &token, replayed))

@@ -2,6 +2,7 @@
 
 use axum::Json as Reply;
 use axum::response::Response;
+use http::HeaderMap;
 use iop_durable::ids::{RunId, WaitId};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,6 +14,7 @@ use super::after::{After, after};
 use super::callers::{Operator, Reader};
 use super::extract::{Hosted, Json, Search, Url};
 use super::list::{Limit, List, cursor, place};
+use super::matching::{self, Said};
 use crate::agents::journal::ApprovalDecision;
 use crate::runs::people::Decide;
 use crate::runs::people::list::Wanted;
@@ -106,12 +108,13 @@ async fn of_run(
 
 /// Decides an approval. Role `operator`. The decision is stored before anything else happens.
 #[utoipa::path(post, path = "/runs/{id}/approvals/{approval_id}", tag = "people", operation_id = "decide_approval",
-    params(("id" = String, Path), ("approval_id" = String, Path)),
+    params(("id" = String, Path), ("approval_id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body = DecisionBody, responses((status = 200, body = After<ApprovalObject>)))]
 async fn decide(
     Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, approval)): Url<(String, String)>,
+    headers: HeaderMap,
     Json(body, _held): Json<DecisionBody>,
 ) -> Result<Response, Problem> {
     let decide = Decide::new(
@@ -121,6 +124,8 @@ async fn decide(
         body.reason,
         body.edited_arguments.as_deref(),
     )?;
+    let said = Said::Decision(&approval, &body.decision_id);
+    matching::check(&runs, &caller, &run, &headers, said).await?;
     let (object, told) = runs.decide(&caller, &run, &approval, &decide).await?;
     Ok(after(object, &told.token, told.replayed))
 }

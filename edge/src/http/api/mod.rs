@@ -1,6 +1,7 @@
 //! `/api/v1`: ours. One resource per file; each gives its routes with what they say of themselves, and the OpenAPI document is
 //! made from that. What all requests have in common is here: encoding, the form of errors, panics, what is in flight.
 
+mod accept;
 mod activities;
 mod after;
 mod agents;
@@ -10,6 +11,7 @@ mod capabilities;
 mod extract;
 mod inputs;
 mod list;
+mod matching;
 mod nodes;
 mod openapi;
 mod polite;

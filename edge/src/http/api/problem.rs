@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use super::accept;
 use crate::http::answer::{Answer, whole};
 use crate::runs::problem::{Code, Problem};
 
@@ -57,14 +58,11 @@ pub(super) enum Form {
 
 impl Form {
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        let asked = headers
-            .get_all(header::ACCEPT)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|range| range.split(';').next())
-            .any(|media| media.trim().eq_ignore_ascii_case(PROBLEM_JSON));
-        if asked { Self::Rfc9457 } else { Self::Object }
+        if accept::names(headers, PROBLEM_JSON) {
+            Self::Rfc9457
+        } else {
+            Self::Object
+        }
     }
 
     pub(super) fn answer(self, problem: &Problem, headers: &Headers) -> Answer {

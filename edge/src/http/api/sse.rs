@@ -20,7 +20,7 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::time::Instant;
 
-use super::shown;
+use super::{accept, shown};
 use crate::agents::journal::TURN_DELTA;
 use crate::app::App;
 use crate::drain::Drain;
@@ -56,13 +56,21 @@ words_schema!(OnDisconnect);
 
 /// Whether a stream is asked for.
 pub(super) fn wanted(headers: &HeaderMap) -> bool {
-    headers
-        .get_all(header::ACCEPT)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|range| range.split(';').next())
-        .any(|media| media.trim().eq_ignore_ascii_case(MEDIA))
+    accept::names(headers, MEDIA)
+}
+
+/// What becomes of the run when its stream is left: it goes on where nothing is said.
+///
+/// # Errors
+/// `invalid_request` for an end that nobody would see come: there is no stream.
+pub(super) fn on_disconnect(said: Option<OnDisconnect>, streams: bool) -> Result<OnDisconnect, Problem> {
+    match said.unwrap_or(OnDisconnect::Continue) {
+        OnDisconnect::Cancel if !streams => Err(Problem::invalid(
+            "on_disconnect",
+            "on_disconnect is for streams; send Accept: text/event-stream.",
+        )),
+        said @ (OnDisconnect::Cancel | OnDisconnect::Continue) => Ok(said),
+    }
 }
 
 /// Where a stream begins.
@@ -115,6 +123,8 @@ struct Stream {
     last: Option<u64>,
     quiet_until: Instant,
     over: bool,
+    /// Of the run, as of what was told last.
+    life: u32,
 }
 
 /// Cancels a run whose stream was left before its end.
@@ -184,11 +194,12 @@ pub(super) async fn stream(
         run: head.id.clone(),
         drain: app.drain.clone(),
         leaving: Leaving(leaving),
-        ready: VecDeque::from([snapshot(object, gap, loaded.now)]),
+        ready: VecDeque::from([snapshot(object, gap, head.life, loaded.now)]),
         last: over.then_some(head.event_seq),
         quiet_until: Instant::now() + COMMENT_AFTER,
         over: over && after >= head.event_seq,
     };
+        life: head.life,
     let pieces = unfold(stream, |mut stream| async move {
         let piece = stream.next().await?;
         stream.quiet_until = Instant::now() + COMMENT_AFTER;
@@ -237,10 +248,11 @@ impl Stream {
                 self.over = event.terminal || self.last.is_some_and(|last| event.seq >= last);
                 written(Some(event.seq), &event.name, &EventObject::of(&self.run, &event))
             }
+                self.life = event.life;
             Update::Delta(data) => {
                 let data = serde_json::from_slice::<Box<RawValue>>(&data).unwrap_or_default();
                 let now = Timestamp::from_millis(jiff::Timestamp::now().as_millisecond());
-                let delta = Transient::new(TURN_DELTA, now.unwrap_or(Timestamp::MIN), data);
+                let delta = Transient::new(TURN_DELTA, self.life, now.unwrap_or(Timestamp::MIN), data);
                 written(None, TURN_DELTA, &delta)
             }
         }
@@ -255,9 +267,9 @@ struct Snapshot {
     gap: bool,
 }
 
-fn snapshot(run: RunObject, gap: bool, now: Timestamp) -> Bytes {
+fn snapshot(run: RunObject, gap: bool, life: u32, now: Timestamp) -> Bytes {
     let data = to_raw_value(&Snapshot { run, gap }).unwrap_or_default();
-    written(None, SNAPSHOT, &Transient::new(SNAPSHOT, now, data))
+    written(None, SNAPSHOT, &Transient::new(SNAPSHOT, life, now, data))
 }
 
 /// The stream cannot go on.

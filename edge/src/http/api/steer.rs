@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 
 use super::callers::{Admin, Steerer};
 use super::extract::{Edge, Hosted, Json, MaybeJson, Url};
+use super::matching::{self, Said};
 use super::runs::check_metadata;
 use super::shown;
 use super::sse::{self, OnDisconnect};
@@ -43,8 +44,7 @@ struct Resumption {
     #[schema(value_type = Option<Object>)]
     resume_target: Option<Value>,
     /// Merged over the run's.
-    #[serde(default)]
-    metadata: BTreeMap<String, String>,
+    metadata: Option<BTreeMap<String, String>>,
     /// With `Accept: text/event-stream`: what becomes of the run when its stream is left.
     on_disconnect: Option<OnDisconnect>,
 }
@@ -86,9 +86,9 @@ async fn resume(
     headers: HeaderMap,
     MaybeJson(body, _held): MaybeJson<Resumption>,
 ) -> Result<Response, Problem> {
-    let on_disconnect = body.on_disconnect.unwrap_or(OnDisconnect::Continue);
-    check_metadata(&body.metadata)?;
-    let ask = asked(body, &headers);
+    let streams = sse::wanted(&headers);
+    let on_disconnect = sse::on_disconnect(body.on_disconnect, streams)?;
+    let ask = asked(body, &headers)?;
     let preflight = runs.preflight(&caller, &run, &ask).await?;
     let before = preflight.seen.loaded.head.event_seq;
     let over = match runs.resume(&preflight, &ask.metadata).await {
@@ -96,7 +96,7 @@ async fn resume(
         Err(problem) => return Err(with_waits(problem, &preflight).await?),
     };
     let seen = runs.see(&caller, &run).await?;
-    if sse::wanted(&headers) {
+    if streams {
         // What a worker has told since belongs to the answer.
         let from = if over {
             sse::From::Now
@@ -124,8 +124,7 @@ async fn evaluate(
     headers: HeaderMap,
     MaybeJson(body, _held): MaybeJson<Resumption>,
 ) -> Result<Reply<Evaluation>, Problem> {
-    check_metadata(&body.metadata)?;
-    let preflight = runs.preflight(&caller, &run, &asked(body, &headers)).await?;
+    let preflight = runs.preflight(&caller, &run, &asked(body, &headers)?).await?;
     Ok(Reply(Evaluation {
         decision: preflight.decision.word(),
         current_resume_token: preflight.current.to_string(),
@@ -135,14 +134,16 @@ async fn evaluate(
     }))
 }
 
-fn asked(body: Resumption, headers: &HeaderMap) -> Ask {
-    Ask {
+fn asked(body: Resumption, headers: &HeaderMap) -> Result<Ask, Problem> {
+    let metadata = body.metadata.unwrap_or_default();
+    check_metadata(&metadata)?;
+    Ok(Ask {
         resume_token: body.resume_token,
         if_match: headers.get(IF_MATCH).cloned(),
         state_overlay: body.state_overlay,
         resume_target: body.resume_target,
-        metadata: body.metadata,
-    }
+        metadata,
+    })
 }
 
 /// What the run of a decision waits for.
@@ -172,16 +173,20 @@ async fn with_waits(problem: Problem, preflight: &Preflight<'_>) -> Result<Probl
 }
 
 /// Asks for the end of a run; it is stored when this is answered. 200 when the run is over by then.
-#[utoipa::path(post, path = "/runs/{id}/cancel", tag = "runs", operation_id = "cancel_run", params(("id" = String, Path)),
+#[utoipa::path(post, path = "/runs/{id}/cancel", tag = "runs", operation_id = "cancel_run",
+    params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body = RunCancellation,
     responses((status = 202, body = RunObject), (status = 200, description = "It is over.", body = RunObject)))]
 async fn cancel(
     Steerer(caller): Steerer,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
+    headers: HeaderMap,
     Json(body, _held): Json<RunCancellation>,
 ) -> Result<Response, Problem> {
     let cancel = Cancel::new(&body.cancel_id, body.reason)?;
+    let said = Said::Cancel(&body.cancel_id);
+    matching::check(&runs, &caller, &run, &headers, said).await?;
     let cancelled = runs.cancel(&caller, &run, &cancel).await?;
     let object = shown::seen(&runs, &runs.see(&caller, &run).await?).await?;
     let over = is_settled(cancelled) || object.status.is_terminal();
@@ -194,12 +199,15 @@ async fn cancel(
 }
 
 /// Removes a run that is over and that nobody works on. Its id stays taken. Role `admin`.
-#[utoipa::path(delete, path = "/runs/{id}", tag = "runs", operation_id = "delete_run", params(("id" = String, Path)), responses((status = 204)))]
+#[utoipa::path(delete, path = "/runs/{id}", tag = "runs", operation_id = "delete_run",
+    params(("id" = String, Path), ("If-Match" = Option<String>, Header)), responses((status = 204)))]
 async fn delete(
     Admin(caller): Admin,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
+    headers: HeaderMap,
 ) -> Result<StatusCode, Problem> {
+    matching::check(&runs, &caller, &run, &headers, Said::Nothing).await?;
     runs.delete(&caller, &run).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -14,6 +14,7 @@ use utoipa_axum::routes;
 use super::callers::{Operator, Reader, Steerer};
 use super::extract::{Hosted, Json, Url};
 use super::list::List;
+use super::matching::{self, Said};
 use super::shown;
 use crate::http::auth::Caller;
 use crate::runs::Runs;
@@ -80,15 +81,18 @@ async fn of_run(
 
 /// Delivers to one wait. Role `operator`.
 #[utoipa::path(post, path = "/runs/{id}/waits/{wait_id}/deliveries", tag = "outside", operation_id = "deliver_to_wait",
-    params(("id" = String, Path), ("wait_id" = String, Path)),
+    params(("id" = String, Path), ("wait_id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body = Delivery, responses((status = 200, body = Delivered)))]
 async fn deliver(
     Operator(caller): Operator,
     Hosted(runs): Hosted,
     Url((run, wait)): Url<(String, String)>,
+    headers: HeaderMap,
     Json(body, _held): Json<Delivery>,
 ) -> Result<Response, Problem> {
     let delivery = Deliver::new(&body.delivery_id, &body.correlation_id, body.payload)?;
+    let said = Said::Delivery(&wait, &body.delivery_id);
+    matching::check(&runs, &caller, &run, &headers, said).await?;
     let told = runs.deliver(&caller, &run, &wait, &delivery).await?;
     delivered(&runs, &caller, &told).await
 }

@@ -29,6 +29,8 @@ pub(crate) struct EventObject {
 /// An event of a stream that is not stored: it has no number.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Transient {
+    /// Of the run, from 1.
+    life: u32,
     event: &'static str,
     time: String,
     #[schema(value_type = Object)]
@@ -36,8 +38,9 @@ pub(crate) struct Transient {
 }
 
 impl Transient {
-    pub(crate) fn new(event: &'static str, at: Timestamp, data: Box<RawValue>) -> Self {
+    pub(crate) fn new(event: &'static str, life: u32, at: Timestamp, data: Box<RawValue>) -> Self {
         Self {
+            life,
             event,
             time: time(at),
             data,

@@ -47,23 +47,16 @@ pub(super) struct CreateBody {
     /// Made up when absent. The same id with the same input is the same run.
     #[schema(max_length = 256)]
     run_id: Option<String>,
-    #[serde(default)]
-    metadata: BTreeMap<String, String>,
+    metadata: Option<BTreeMap<String, String>>,
     /// A duration such as `"24h"`, or a time in RFC 3339.
     deadline: Option<String>,
     /// In place of the agent's, by name.
-    #[serde(default)]
-    #[schema(value_type = Object)]
-    budgets: BTreeMap<String, Value>,
+    #[schema(value_type = Option<Object>)]
+    budgets: Option<BTreeMap<String, Value>>,
     /// In place of the agent's.
     durable: Option<bool>,
     /// Of a stream: what becomes of the run when the client leaves.
-    #[serde(default = "continues")]
-    on_disconnect: OnDisconnect,
-}
-
-fn continues() -> OnDisconnect {
-    OnDisconnect::Continue
+    on_disconnect: Option<OnDisconnect>,
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -106,13 +99,7 @@ pub(super) async fn create(
         ));
     }
     let streams = sse::wanted(&headers);
-    let on_disconnect = body.on_disconnect;
-    if on_disconnect == OnDisconnect::Cancel && !streams {
-        return Err(Problem::invalid(
-            "on_disconnect",
-            "on_disconnect is for streams; send Accept: text/event-stream.",
-        ));
-    }
+    let on_disconnect = sse::on_disconnect(body.on_disconnect, streams)?;
     let key = idempotency_key(&headers)?;
     let idempotency = key.map(|key| (key, request_digest(&bytes)));
     let asked = asked(body, idempotency, traceparent(&headers))?;
@@ -158,14 +145,15 @@ fn asked(
             ));
         }
     };
-    check_metadata(&body.metadata)?;
+    let metadata = body.metadata.unwrap_or_default();
+    check_metadata(&metadata)?;
     Ok(CreateRun {
         agent,
         input: body.input,
         run_id: body.run_id,
-        metadata: body.metadata,
+        metadata,
         deadline: body.deadline.as_deref().map(deadline).transpose()?,
-        budgets: body.budgets,
+        budgets: body.budgets.unwrap_or_default(),
         durable: body.durable,
         idempotency,
         traceparent,

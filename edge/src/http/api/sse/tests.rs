@@ -23,15 +23,21 @@ fn an_event_is_lines_that_give_its_bytes_back() {
 }
 
 #[test]
-fn a_stream_is_asked_for_by_its_media_type() {
-    let of = |accept: &'static str| {
-        wanted(&HeaderMap::from_iter([(
-            header::ACCEPT,
-            HeaderValue::from_static(accept),
-        )]))
-    };
-    assert!(of("text/event-stream") && of("application/json;q=0.5, Text/Event-Stream;q=0.9"));
-    assert!(!of("*/*") && !of("text/*") && !wanted(&HeaderMap::new()));
+fn a_run_ends_with_its_stream_only_where_there_is_one() {
+    let (cancel, go_on) = (OnDisconnect::Cancel, OnDisconnect::Continue);
+    for (said, streams, is) in [
+        (None, false, Ok(go_on)),
+        (None, true, Ok(go_on)),
+        (Some(go_on), false, Ok(go_on)),
+        (Some(cancel), true, Ok(cancel)),
+        (Some(cancel), false, Err(())),
+    ] {
+        assert_eq!(
+            on_disconnect(said, streams).map_err(|_| ()),
+            is,
+            "{said:?} {streams}"
+        );
+    }
 }
 
 #[test]
