@@ -532,6 +532,7 @@ fn a_tool_that_asks_waits_for_a_person() {
         let run = world.api().run(WORKER, "ask").await;
         let on = world.api().waits_on(&run, "input", 1).await;
         assert_eq!(on[0]["prompt"], "Which city?", "{}", on[0]);
+        assert_eq!(on[0]["call_id"], "c1", "{}", on[0]);
         world.kill_and_restart(0).await;
         let api = world.api();
         assert_eq!(api.waits_on(&run, "input", 1).await, on);
@@ -557,6 +558,11 @@ fn a_tool_that_asks_waits_for_a_person() {
         );
         let told = llm::told(&world.stubs.llm.requests_of("ask")[1]);
         assert_eq!(told["c1"], "launched");
+        // Both requests are of the model's one call.
+        let made = api.activities(&run).await;
+        let of: Vec<_> = made.iter().map(|a| (&a["call_id"], &a["tool"])).collect();
+        let call = (&json!("c1"), &json!("launch"));
+        assert_eq!(of, [call, call], "{made:?}");
         world.holds().await;
     });
 }

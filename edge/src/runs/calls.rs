@@ -11,19 +11,19 @@ use iop_durable::store::Store;
 use iop_durable::token::ResumeToken;
 
 use super::problem::{Code, Problem};
-use super::view::{ActivityObject, is_shown};
+use super::view::{ActivityObject, Called, is_shown};
 use super::{Runs, Seen};
 use crate::agents::journal::{MODEL, call_of};
-use crate::agents::turn::TurnAnswer;
+use crate::agents::turn::{ToolCall, TurnAnswer};
 use crate::http::auth::Caller;
 
 /// Activities that are read at once.
 const PAGE: u32 = 200;
 
-/// The names of tools in one run; a turn is read once.
+/// The calls that the turns of one run ask for; a turn is read once.
 pub(crate) struct Tools<'a> {
     store: &'a Arc<dyn Store>,
-    turns: HashMap<u64, Vec<String>>,
+    turns: HashMap<u64, Vec<Called>>,
 }
 
 impl<'a> Tools<'a> {
@@ -34,23 +34,23 @@ impl<'a> Tools<'a> {
         }
     }
 
-    /// The tool that an activity calls; `None` for what is no call of a turn.
+    /// The call that an activity is of; `None` for what is no call of a turn.
     ///
     /// # Errors
     /// The store's.
-    pub(crate) async fn of(&mut self, record: &ActivityRecord) -> Result<Option<String>, Problem> {
+    pub(crate) async fn of(&mut self, record: &ActivityRecord) -> Result<Option<Called>, Problem> {
         let Some((_, ordinal)) = call_of(record.key.as_str()) else {
             return Ok(None);
         };
         if !self.turns.contains_key(&record.activation) {
-            let names = self.turn_before(&record.run, record.activation).await?;
-            self.turns.insert(record.activation, names);
+            let calls = self.turn_before(&record.run, record.activation).await?;
+            self.turns.insert(record.activation, calls);
         }
-        let names = self.turns.get(&record.activation);
-        Ok(names.and_then(|names| names.get(ordinal)).cloned())
+        let calls = self.turns.get(&record.activation);
+        Ok(calls.and_then(|calls| calls.get(ordinal)).cloned())
     }
 
-    async fn turn_before(&self, run: &RunId, activation: u64) -> Result<Vec<String>, Problem> {
+    async fn turn_before(&self, run: &RunId, activation: u64) -> Result<Vec<Called>, Problem> {
         let (Ok(node), Ok(key)) = (NodeName::new(REASON), Key::new(MODEL)) else {
             return Ok(Vec::new());
         };
@@ -59,7 +59,12 @@ impl<'a> Tools<'a> {
         let output = turn.and_then(|turn| turn.output);
         let answer = output.and_then(|output| serde_json::from_slice::<TurnAnswer>(output.bytes()).ok());
         let calls = answer.map_or_else(Vec::new, |answer| answer.tool_calls);
-        Ok(calls.into_iter().map(|call| call.name).collect())
+        let called = |(ordinal, call): (usize, ToolCall)| Called {
+            id: call.id,
+            tool: call.name,
+            ordinal,
+        };
+        Ok(calls.into_iter().enumerate().map(called).collect())
     }
 }
 
@@ -104,8 +109,8 @@ impl Runs {
         let mut tools = Tools::new(store);
         let mut shown = Vec::with_capacity(records.len());
         for record in &records {
-            let tool = tools.of(record).await?;
-            shown.push(ActivityObject::of(record, tool, &decisions));
+            let called = tools.of(record).await?;
+            shown.push(ActivityObject::of(record, called, &decisions));
         }
         let last = records
             .last()
@@ -128,8 +133,9 @@ impl Runs {
         let (store, run) = (&engine.store, &loaded.head.id);
         let record = call(store, run, activity).await?;
         let decisions = store.decisions(run, &Scope::Operator).await?;
-        let tool = Tools::new(store).of(&record).await?;
-        Ok((ActivityObject::of(&record, tool, &decisions), loaded.head.token()))
+        let called = Tools::new(store).of(&record).await?;
+        let object = ActivityObject::of(&record, called, &decisions);
+        Ok((object, loaded.head.token()))
     }
 }
 

@@ -265,8 +265,10 @@ impl Runs {
         let of = |problem: Problem| problem.of(run.as_str());
         let compiled = engine.pinned(&loaded.head.definition).await.map_err(of)?;
         let newest = self.newest_of(&compiled.version.name).await.map_err(of)?;
-        let name = Tools::new(&engine.store).of(&record).await?;
-        let tool = name.as_deref().and_then(|name| compiled.program.tool(name));
+        let called = Tools::new(&engine.store).of(&record).await?;
+        let tool = called
+            .as_ref()
+            .and_then(|called| compiled.program.tool(&called.tool));
         let Some(tool) = tool.filter(|tool| tool.reconcile.is_some()) else {
             let why = "The tool of this call declares no reconcile; resolve the call by hand.";
             return Err(of(Problem::new(Code::ActivityConflict, why)));

@@ -10,7 +10,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::graph::caught;
 use crate::record::{
     CancelRequest, EventName, Outcome, OutcomeCancel, Reason, RunHead, Status, StepRecord, StepStatus,
-    Waiting, WaitingOn,
+    Waiting, WaitingKind, WaitingOn,
 };
 use crate::runner::draft::{Draft, Halt, read_on};
 use crate::runner::drive::Why;
@@ -23,7 +23,33 @@ use crate::time::Timestamp;
 #[derive(Serialize)]
 struct WaitingEvent<'a> {
     reason: &'a str,
-    waiting_on: &'a [WaitingOn],
+    waiting_on: Vec<OnEvent<'a>>,
+}
+
+/// What a pause is on, and where that stood then: the attempt behind it, and when the next one is due.
+#[derive(Serialize)]
+struct OnEvent<'a> {
+    #[serde(flatten)]
+    on: &'a WaitingOn,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempt: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at: Option<Timestamp>,
+}
+
+impl<'a> OnEvent<'a> {
+    /// `attempt`: of the step.
+    fn of(on: &'a WaitingOn, holding: &Holding, attempt: u32) -> Self {
+        let stand = holding.stands.get(&on.id).copied();
+        let (attempt, at) = match (on.kind, stand) {
+            (WaitingKind::Retry, None) => (Some(attempt), holding.due_at),
+            (WaitingKind::Retry, Some(stand)) => (Some(stand.attempt), stand.at.or(holding.due_at)),
+            (_, Some(stand)) => (Some(stand.attempt), None),
+            (WaitingKind::Timer, None) => (None, holding.due_at),
+            (_, None) => (None, None),
+        };
+        Self { on, attempt, at }
+    }
 }
 
 impl<S, E> Segment<S, E>
@@ -90,7 +116,11 @@ pub(crate) fn park(draft: &mut Draft, holding: Holding, reason: Option<String>) 
         name,
         &WaitingEvent {
             reason: &reason,
-            waiting_on: &holding.on,
+            waiting_on: holding
+                .on
+                .iter()
+                .map(|on| OnEvent::of(on, &holding, draft.head.attempt))
+                .collect(),
         },
     );
     draft.head.status = status;

@@ -160,7 +160,7 @@ where
                 let holding = Holding {
                     on: vec![on],
                     due_at: record.deadline,
-                    unknown: false,
+                    ..Holding::default()
                 };
                 draft.head.armed_waits += 1;
                 draft.waits.push(*record);
@@ -175,8 +175,7 @@ where
                 };
                 let holding = Holding {
                     on: vec![on],
-                    due_at: None,
-                    unknown: false,
+                    ..Holding::default()
                 };
                 enter(&mut draft.head, node);
                 self.park(draft, holding, Some(reason)).await
@@ -386,7 +385,7 @@ where
             Holding {
                 on: vec![on],
                 due_at: Some(at),
-                unknown: false,
+                ..Holding::default()
             },
             None,
         )

@@ -1,15 +1,19 @@
 //! Run objects with everything that they show, read from where it stands.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use axum::Json as Reply;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{self, HeaderName, HeaderValue};
-use iop_durable::ids::ActivityId;
-use iop_durable::record::{Inbox, RunHead, WaitingKind};
+use iop_durable::ids::{ActivityId, RunId};
+use iop_durable::record::{EventRecord, Inbox, RunHead, WaitingKind};
+use iop_durable::store::Store;
 
 use crate::runs::calls::Tools;
 use crate::runs::problem::Problem;
-use crate::runs::view::{Blocked, Open, RunObject};
+use crate::runs::view::{Blocked, Mentioned, Open, RunObject, mentioned};
 use crate::runs::{Engine, Runs, Seen};
 
 pub(super) const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -36,6 +40,35 @@ pub(super) async fn open(engine: &Engine, head: &RunHead) -> Result<Open, Proble
         if let Some(record) = engine.store.activity(&head.id, &id).await? {
             let tool = tools.of(&record).await?;
             open.activities.push((record, tool));
+        }
+    }
+    Ok(open)
+}
+
+/// What of a run's journal these events mention.
+///
+/// # Errors
+/// The store's.
+pub(super) async fn mentions(
+    store: &Arc<dyn Store>,
+    run: &RunId,
+    events: &[EventRecord],
+) -> Result<Open, Problem> {
+    let mut open = Open::default();
+    let mut tools = Tools::new(store);
+    let mut found = HashSet::new();
+    for mentioned in events.iter().flat_map(mentioned) {
+        match &mentioned {
+            Mentioned::Wait(id) if found.insert(id.as_str().to_owned()) => {
+                open.waits.extend(store.wait(run, id).await?);
+            }
+            Mentioned::Activity(id) if found.insert(id.as_str().to_owned()) => {
+                if let Some(record) = store.activity(run, id).await? {
+                    let called = tools.of(&record).await?;
+                    open.activities.push((record, called));
+                }
+            }
+            Mentioned::Wait(_) | Mentioned::Activity(_) => {}
         }
     }
     Ok(open)

@@ -12,7 +12,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::unfold;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use iop_durable::ids::{DecisionId, RunId};
-use iop_durable::record::RunHead;
+use iop_durable::record::{EventRecord, RunHead};
+use iop_durable::store::Store;
 use iop_durable::time::Timestamp;
 use iop_shared::label_enum;
 use serde::Serialize;
@@ -28,7 +29,7 @@ use crate::http::auth::Caller;
 use crate::runs::live::{Follow, Update};
 use crate::runs::people::decider;
 use crate::runs::problem::{Code, Problem};
-use crate::runs::view::{EventObject, RunObject, Transient};
+use crate::runs::view::{EventObject, Open, RunObject, Transient};
 use crate::runs::{Runs, Seen};
 use crate::schema::words_schema;
 use crate::tasks;
@@ -115,16 +116,17 @@ impl From {
 /// One stream.
 struct Stream {
     follow: Follow,
+    store: Arc<dyn Store>,
     run: RunId,
     drain: Drain,
     leaving: Leaving,
     ready: VecDeque<Bytes>,
     /// After this event nothing comes any more.
     last: Option<u64>,
-    quiet_until: Instant,
-    over: bool,
     /// Of the run, as of what was told last.
     life: u32,
+    quiet_until: Instant,
+    over: bool,
 }
 
 /// Cancels a run whose stream was left before its end.
@@ -191,15 +193,16 @@ pub(super) async fn stream(
     };
     let stream = Stream {
         follow: engine.follow(&head.id, after),
+        store: Arc::clone(&engine.store),
         run: head.id.clone(),
         drain: app.drain.clone(),
         leaving: Leaving(leaving),
         ready: VecDeque::from([snapshot(object, gap, head.life, loaded.now)]),
         last: over.then_some(head.event_seq),
+        life: head.life,
         quiet_until: Instant::now() + COMMENT_AFTER,
         over: over && after >= head.event_seq,
     };
-        life: head.life,
     let pieces = unfold(stream, |mut stream| async move {
         let piece = stream.next().await?;
         stream.quiet_until = Instant::now() + COMMENT_AFTER;
@@ -230,7 +233,7 @@ impl Stream {
                 // The client asks another edge, or this one again, and goes on from where it was.
                 () = self.drain.started() => self.over = true,
                 update = self.follow.next() => match update {
-                    Ok(update) => return Some(self.tell(update)),
+                    Ok(update) => return Some(self.tell(update).await),
                     Err(problem) if problem.retryable => tokio::time::sleep(PAUSE).await,
                     Err(problem) => {
                         self.over = true;
@@ -242,18 +245,33 @@ impl Stream {
         }
     }
 
-    fn tell(&mut self, update: Update) -> Bytes {
+    async fn tell(&mut self, update: Update) -> Bytes {
         match update {
             Update::Event(event) => {
-                self.over = event.terminal || self.last.is_some_and(|last| event.seq >= last);
-                written(Some(event.seq), &event.name, &EventObject::of(&self.run, &event))
-            }
                 self.life = event.life;
+                self.over = event.terminal || self.last.is_some_and(|last| event.seq >= last);
+                let open = self.mentions(&event).await;
+                written(Some(event.seq), &event.name, &EventObject::of(&self.run, &event, &open))
+            }
             Update::Delta(data) => {
                 let data = serde_json::from_slice::<Box<RawValue>>(&data).unwrap_or_default();
                 let now = Timestamp::from_millis(jiff::Timestamp::now().as_millisecond());
                 let delta = Transient::new(TURN_DELTA, self.life, now.unwrap_or(Timestamp::MIN), data);
                 written(None, TURN_DELTA, &delta)
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// What an event mentions. A store that is away for a moment is asked again.
+    async fn mentions(&self, event: &EventRecord) -> Open {
+        loop {
+            match shown::mentions(&self.store, &self.run, std::slice::from_ref(event)).await {
+                Ok(open) => return open,
+                Err(problem) if problem.retryable => tokio::time::sleep(PAUSE).await,
+                // The run was deleted meanwhile.
+                Err(_) => return Open::default(),
             }
         }
     }

@@ -11,6 +11,16 @@ use utoipa::ToSchema;
 use super::{FailureObject, shown, time};
 use crate::agents::journal::{REFUSAL, call_of, effect_key, started_call, step_name};
 
+/// The call of a turn that an activity is of: all of its rounds are that one call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Called {
+    /// The model's id.
+    pub(crate) id: String,
+    pub(crate) tool: String,
+    /// Its place in the turn, from 0.
+    pub(crate) ordinal: usize,
+}
+
 /// One dispatch.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct AttemptObject {
@@ -68,13 +78,14 @@ pub(crate) fn is_shown(record: &ActivityRecord) -> bool {
 
 impl ActivityObject {
     /// `decisions`: of the run's operators, in order; those about other activities are passed over.
-    pub(crate) fn of(record: &ActivityRecord, tool: Option<String>, decisions: &[DecisionRecord]) -> Self {
+    pub(crate) fn of(record: &ActivityRecord, called: Option<Called>, decisions: &[DecisionRecord]) -> Self {
+        let (call_id, tool) = called.map_or((None, None), |called| (Some(called.id), Some(called.tool)));
         let of_this = |decision: &DecisionRecord| decision_of(decision, record.id.as_str());
         Self {
             id: record.id.as_str().to_owned(),
             run_id: record.run.as_str().to_owned(),
             step: step_name(record.activation),
-            call_id: call_of(record.key.as_str()).map(|(id, _)| id.to_owned()),
+            call_id: call_id.or_else(|| call_of(record.key.as_str()).map(|(id, _)| id.to_owned())),
             tool,
             implementation: record.implementation.clone(),
             effect: record.effect,

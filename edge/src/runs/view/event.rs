@@ -1,6 +1,6 @@
 //! Events as they are told: the stored ones by number, and those of a stream that are not stored.
 
-use iop_durable::ids::{RunId, WaitId};
+use iop_durable::ids::{ActivityId, RunId, WaitId};
 use iop_durable::patterns::REASON;
 use iop_durable::record::{EventName, EventRecord, WaitingKind};
 use iop_durable::time::Timestamp;
@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::step::StepKind;
-use super::waiting::call_id;
-use super::{raw, time, url_of, written};
-use crate::agents::journal::{approval_id, step_name};
+use super::waiting::{Named, Open, WaitingOnObject, waited_on};
+use super::{raw, time, written};
+use crate::agents::journal::step_name;
 
 /// A stored event.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -79,42 +79,81 @@ struct EngineOn {
     kind: WaitingKind,
     id: String,
     key: String,
+    #[serde(default)]
+    attempt: u32,
+    at: Option<Timestamp>,
 }
 
 #[derive(Serialize)]
 struct PauseData {
     reason: String,
-    waiting_on: Vec<OnData>,
+    waiting_on: Vec<WaitingOnObject>,
 }
 
-#[derive(Serialize)]
-struct OnData {
-    kind: WaitingKind,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    activity_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    call_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
+/// What a pause names, which is told with more than the event has of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Mentioned {
+    Wait(WaitId),
+    Activity(ActivityId),
+}
+
+/// The waits and activities that an event of a pause names; none for every other event.
+pub(crate) fn mentioned(event: &EventRecord) -> Vec<Mentioned> {
+    let on = pause(event).map_or_else(Vec::new, |pause| pause.waiting_on);
+    on.iter().filter_map(EngineOn::mentioned).collect()
+}
+
+fn pause(event: &EventRecord) -> Option<EnginePause> {
+    match EventName::parse(&event.name) {
+        Some(EventName::Waiting | EventName::Ambiguous) => serde_json::from_slice(&event.data).ok(),
+        Some(_) | None => None,
+    }
+}
+
+impl EngineOn {
+    fn mentioned(&self) -> Option<Mentioned> {
+        match self.kind {
+            WaitingKind::Approval
+            | WaitingKind::Input
+            | WaitingKind::Event
+            | WaitingKind::Timer
+            | WaitingKind::Children => WaitId::new(&self.id).ok().map(Mentioned::Wait),
+            // A retry of a step names no activity.
+            WaitingKind::Retry | WaitingKind::Reconciliation => {
+                ActivityId::new(&self.id).ok().map(Mentioned::Activity)
+            }
+            WaitingKind::Resume | WaitingKind::Handoff => None,
+        }
+    }
+
+    fn told(&self, run: &RunId, open: &Open) -> Option<WaitingOnObject> {
+        let named = Named {
+            kind: self.kind,
+            id: &self.id,
+            key: &self.key,
+            attempt: self.attempt,
+            at: self.at,
+        };
+        waited_on(run, &named, open)
+    }
 }
 
 impl EventObject {
-    pub(crate) fn of(run: &RunId, event: &EventRecord) -> Self {
+    /// `open`: what the event mentions.
+    pub(crate) fn of(run: &RunId, event: &EventRecord, open: &Open) -> Self {
         Self {
             seq: event.seq,
             life: event.life,
             event: event.name.clone().into_owned(),
             time: time(event.time),
-            data: data(run, event),
+            data: data(run, event, open),
         }
     }
 }
 
-/// The data of an event, in the words of the API: steps are turns, approvals have their own ids. What agents and outcomes say is
-/// passed on byte for byte.
-fn data(run: &RunId, event: &EventRecord) -> Box<RawValue> {
+/// The data of an event, in the words of the API: steps are turns, a pause is on what the run object shows then. What agents and
+/// outcomes say is passed on byte for byte.
+fn data(run: &RunId, event: &EventRecord, open: &Open) -> Box<RawValue> {
     let told = match EventName::parse(&event.name) {
         Some(EventName::StepStarted | EventName::StepCompleted) => {
             serde_json::from_slice(&event.data).ok().map(|step: EngineStep| {
@@ -127,16 +166,13 @@ fn data(run: &RunId, event: &EventRecord) -> Box<RawValue> {
                 })
             })
         }
-        Some(EventName::Waiting | EventName::Ambiguous) => {
-            serde_json::from_slice(&event.data)
-                .ok()
-                .map(|pause: EnginePause| {
-                    raw(&PauseData {
-                        reason: pause.reason,
-                        waiting_on: pause.waiting_on.into_iter().map(|on| on_data(run, on)).collect(),
-                    })
-                })
-        }
+        Some(EventName::Waiting | EventName::Ambiguous) => pause(event).map(|pause| {
+            let on = pause.waiting_on.iter();
+            raw(&PauseData {
+                waiting_on: on.filter_map(|on| on.told(run, open)).collect(),
+                reason: pause.reason,
+            })
+        }),
         Some(
             EventName::Created
             | EventName::Started
@@ -150,35 +186,4 @@ fn data(run: &RunId, event: &EventRecord) -> Box<RawValue> {
         | None => None,
     };
     told.unwrap_or_else(|| written(&event.data))
-}
-
-fn on_data(run: &RunId, on: EngineOn) -> OnData {
-    let call = || Some(call_id(&on.key)).filter(|id| !id.is_empty());
-    let mut data = OnData {
-        kind: on.kind,
-        id: None,
-        activity_id: None,
-        call_id: None,
-        url: None,
-    };
-    match on.kind {
-        WaitingKind::Approval => {
-            let id = WaitId::new(&on.id).map_or_else(|_| on.id.clone(), |wait| approval_id(&wait));
-            data.url = Some(format!("{}/approvals/{id}", url_of(run)));
-            data.call_id = call();
-            data.id = Some(id);
-        }
-        WaitingKind::Input => {
-            data.url = Some(format!("{}/inputs/{}", url_of(run), on.id));
-            data.call_id = call();
-            data.id = Some(on.id);
-        }
-        WaitingKind::Reconciliation | WaitingKind::Retry => {
-            data.call_id = call();
-            data.activity_id = Some(on.id).filter(|id| !id.is_empty());
-        }
-        WaitingKind::Event | WaitingKind::Timer | WaitingKind::Children => data.id = Some(on.id),
-        WaitingKind::Resume | WaitingKind::Handoff => {}
-    }
-    data
 }

@@ -20,9 +20,9 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use utoipa::ToSchema;
 
-pub(crate) use activity::{ActivityObject, is_shown};
+pub(crate) use activity::{ActivityObject, Called, is_shown};
 pub(crate) use approval::{ApprovalObject, ApprovalStatus};
-pub(crate) use event::{EventObject, Transient};
+pub(crate) use event::{EventObject, Mentioned, Transient, mentioned};
 pub(crate) use history::{CheckpointObject, HistoryObject};
 pub(crate) use run::{Blocked, ChildObject, CorruptRun, Guarantee, RunObject};
 pub(crate) use step::{StepKind, StepObject, current_step};

@@ -142,6 +142,14 @@ fn activity(key: &str, implementation: &str, state: ActivityState) -> ActivityRe
     }
 }
 
+fn called(tool: &str) -> Called {
+    Called {
+        id: "call_7".to_owned(),
+        tool: tool.to_owned(),
+        ordinal: 0,
+    }
+}
+
 fn json_of<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).unwrap()
 }
@@ -306,7 +314,7 @@ fn every_kind_of_waiting_has_its_members() {
             WaitingKind::Reconciliation,
             Open {
                 waits: Vec::new(),
-                activities: vec![(call, Some("charge".to_owned()))],
+                activities: vec![(call, Some(called("charge")))],
             },
             json!({ "kind": "reconciliation", "activity_id": id, "tool": "charge", "call_id": "call_7", "attempt": 1,
                 "url": format!("{run_url}/activities/{id}/resolve") }),
@@ -315,9 +323,10 @@ fn every_kind_of_waiting_has_its_members() {
             WaitingKind::Retry,
             Open {
                 waits: Vec::new(),
-                activities: vec![(retrying, None)],
+                activities: vec![(retrying, Some(called("charge")))],
             },
-            json!({ "kind": "retry", "activity_id": id, "attempt": 1, "next_attempt_at": "1970-01-01T00:00:08.000Z" }),
+            json!({ "kind": "retry", "activity_id": id, "tool": "charge", "call_id": "call_7", "attempt": 1,
+                "next_attempt_at": "1970-01-01T00:00:08.000Z" }),
         ),
         (WaitingKind::Resume, Open::default(), json!({ "kind": "resume" })),
         (
@@ -394,7 +403,7 @@ fn arguments_that_are_no_json_are_shown_as_text() {
     assert_eq!(told[0]["arguments"], "{\"a\":");
 }
 
-fn event(name: EventName, data: &Value) -> Value {
+fn event(name: EventName, data: &Value, open: &Open) -> Value {
     let record = EventRecord {
         seq: 7,
         life: 1,
@@ -403,7 +412,7 @@ fn event(name: EventName, data: &Value) -> Value {
         time: at(1_500),
         data: Bytes::from(data.to_string()),
     };
-    json_of(&EventObject::of(&run(), &record))
+    json_of(&EventObject::of(&run(), &record, open))
 }
 
 #[test]
@@ -411,26 +420,72 @@ fn events_speak_of_turns_and_approvals() {
     assert_eq!(
         event(
             EventName::StepCompleted,
-            &json!({ "step": "reason", "activation": 5, "attempt": 1, "status": "done" })
+            &json!({ "step": "reason", "activation": 5, "attempt": 1, "status": "done" }),
+            &Open::default(),
         ),
         json!({ "seq": 7, "life": 1, "event": "run.step.completed", "time": "1970-01-01T00:00:01.500Z",
             "data": { "step": "turn-3", "kind": "model_turn", "activation": 5, "attempt": 1, "status": "done" } })
     );
-    let gate = approval("{}");
-    let id = approval_id_of(&gate);
-    let told = event(
-        EventName::Waiting,
-        &json!({ "reason": "approval", "waiting_on": [
-            { "kind": "approval", "id": gate.id.as_str(), "node": "action", "key": "call_7.0" },
-            { "kind": "resume", "id": "", "node": "action", "key": "" } ] }),
-    );
     assert_eq!(
-        told["data"],
-        json!({ "reason": "approval", "waiting_on": [
-            { "kind": "approval", "id": id, "call_id": "call_7", "url": format!("/api/v1/runs/run%2F1%20%C3%A9/approvals/{id}") },
-            { "kind": "resume" } ] })
+        event(EventName::Created, &json!({}), &Open::default())["data"],
+        json!({})
     );
-    assert_eq!(event(EventName::Created, &json!({}))["data"], json!({}));
+}
+
+/// However long ago: the decision was taken since, and the call tried again.
+#[test]
+fn an_event_of_a_pause_says_what_the_run_said_then() {
+    let mut gate = approval(r#"{"region": "eu"}"#);
+    let mut retrying = activity("1/call_7.0", "mcp", ActivityState::Prepared);
+    retrying.not_before = Some(NotBefore {
+        at: at(8_000),
+        hinted: false,
+    });
+    let mut head = named(WaitingKind::Approval, gate.id.as_str(), "call_7.0", None);
+    let on = &mut head.waiting.as_mut().unwrap().on;
+    for (kind, id) in [
+        (WaitingKind::Retry, retrying.id.as_str()),
+        (WaitingKind::Resume, ""),
+    ] {
+        let node = NodeName::new("action").unwrap();
+        let (id, key) = (id.to_owned(), "1/call_7.0".to_owned());
+        on.push(WaitingOn { kind, id, node, key });
+    }
+    let said = json!({ "reason": "approval", "waiting_on": [
+        { "kind": "approval", "id": gate.id.as_str(), "node": "action", "key": "call_7.0" },
+        { "kind": "retry", "id": retrying.id.as_str(), "node": "action", "key": "1/call_7.0", "attempt": 1, "at": 8_000 },
+        { "kind": "resume", "id": "", "node": "action", "key": "" } ] });
+    let open = |gate: &WaitRecord, call: &ActivityRecord| Open {
+        waits: vec![gate.clone()],
+        activities: vec![(call.clone(), Some(called("deploy")))],
+    };
+    let shown = json_of(&waiting_on(&head, &open(&gate, &retrying)));
+    assert_eq!(shown[0]["arguments"], json!({ "region": "eu" }));
+    assert_eq!(
+        shown[1],
+        json!({ "kind": "retry", "activity_id": retrying.id.as_str(), "tool": "deploy", "call_id": "call_7",
+            "attempt": 1, "next_attempt_at": "1970-01-01T00:00:08.000Z" })
+    );
+    let told = event(EventName::Waiting, &said, &open(&gate, &retrying));
+    assert_eq!(told["data"], json!({ "reason": "approval", "waiting_on": shown }));
+    gate.status = WaitStatus::Delivered;
+    retrying.state = ActivityState::Completed;
+    retrying.not_before = None;
+    let again = retrying.attempts[0].clone();
+    retrying.attempts.push(Attempt { n: 2, ..again });
+    let later = event(EventName::Waiting, &said, &open(&gate, &retrying));
+    assert_eq!(later["data"], told["data"]);
+
+    let record = EventRecord {
+        seq: 7,
+        life: 1,
+        name: Cow::Borrowed(EventName::Waiting.as_str()),
+        terminal: false,
+        time: at(1_500),
+        data: Bytes::from(said.to_string()),
+    };
+    let expected = [Mentioned::Wait(gate.id), Mentioned::Activity(retrying.id)];
+    assert_eq!(mentioned(&record), expected);
 }
 
 #[test]
@@ -444,7 +499,8 @@ fn a_terminal_event_has_the_outcomes_bytes() {
         time: at(1),
         data: Bytes::from_static(data),
     };
-    let text = serde_json::to_string(&EventObject::of(&run(), &record)).unwrap();
+    let told = EventObject::of(&run(), &record, &Open::default());
+    let text = serde_json::to_string(&told).unwrap();
     assert!(text.contains(std::str::from_utf8(data).unwrap()), "{text}");
 }
 
@@ -515,11 +571,7 @@ fn an_activity_has_its_key_attempts_and_decisions() {
         decision("d-2", Scope::Operator, "act_other"),
         decision("d-3", Scope::Cancel, record.id.as_str()),
     ];
-    let told = json_of(&ActivityObject::of(
-        &record,
-        Some("deploy".to_owned()),
-        &decisions,
-    ));
+    let told = json_of(&ActivityObject::of(&record, Some(called("deploy")), &decisions));
     assert_eq!(told["call_id"], "call_7");
     assert_eq!(told["idempotency_key"], "run%2F1%20%C3%A9/turn-3/6/call_7.0");
     assert_eq!(told["input"], json!({ "region": "eu" }));

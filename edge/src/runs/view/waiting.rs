@@ -1,13 +1,14 @@
 //! What a run waits for, with what its readers need to answer it.
 
-use iop_durable::record::{ActivityRecord, RunHead, WaitRecord, WaitStatus, WaitingKind, WaitingOn};
+use iop_durable::ids::RunId;
+use iop_durable::record::{ActivityRecord, RunHead, WaitRecord, WaitStatus, WaitingKind};
 use iop_durable::time::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::{raw, shown, time, url_of};
+use super::{Called, raw, shown, time, url_of};
 use crate::agents::journal::{ApprovalSubject, InputSubject, approval_id, call_of};
 
 /// One thing that a run waits for.
@@ -50,10 +51,15 @@ pub(crate) enum WaitingOnObject {
     Timer { id: String, due_at: Option<String> },
     /// The next attempt of a call or a step.
     Retry {
+        /// Of a call; a step has none.
         #[serde(skip_serializing_if = "Option::is_none")]
         activity_id: Option<String>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        attempt: Option<u32>,
+        tool: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        call_id: Option<String>,
+        /// The last one.
+        attempt: u32,
         next_attempt_at: Option<String>,
     },
     /// The end of a run that this one started.
@@ -66,7 +72,7 @@ pub(crate) enum WaitingOnObject {
         activity_id: String,
         tool: Option<String>,
         call_id: String,
-        attempt: usize,
+        attempt: u32,
         url: String,
     },
     /// A resume.
@@ -75,28 +81,73 @@ pub(crate) enum WaitingOnObject {
     Handoff {},
 }
 
-/// What of a run's journal is open: its armed waits, and the calls that its head names, each with the name of its tool.
+/// What of a run's journal is open: its armed waits, and the activities that its head names, each with the call that it is of.
 #[derive(Debug, Default)]
 pub(crate) struct Open {
     pub(crate) waits: Vec<WaitRecord>,
-    pub(crate) activities: Vec<(ActivityRecord, Option<String>)>,
+    pub(crate) activities: Vec<(ActivityRecord, Option<Called>)>,
 }
 
-/// What a run waits for: what its head names, and approvals and inputs that are armed while its other calls are under way.
+impl Open {
+    fn wait(&self, id: &str) -> Option<&WaitRecord> {
+        self.waits.iter().find(|wait| wait.id.as_str() == id)
+    }
+
+    fn activity(&self, id: &str) -> Option<&(ActivityRecord, Option<Called>)> {
+        self.activities
+            .iter()
+            .find(|(record, _)| record.id.as_str() == id)
+    }
+}
+
+/// What a run waits for: what its head names, in that order, then approvals and inputs that are armed while its other calls are
+/// under way.
 pub(crate) fn waiting_on(head: &RunHead, open: &Open) -> Vec<WaitingOnObject> {
     let named = head.waiting.as_ref().map_or(&[][..], |waiting| &waiting.on);
     let due_at = head.waiting.as_ref().and_then(|waiting| waiting.due_at);
-    let armed: Vec<&WaitRecord> = open
+    let of_head = named.iter().filter_map(|on| match open.wait(&on.id) {
+        // An approval or an input that is not armed any more has its answer.
+        Some(wait) => (wait.status == WaitStatus::Armed).then(|| of_wait(wait)),
+        None => {
+            let activity = open.activity(&on.id);
+            let record = activity.map(|(record, _)| record);
+            let not_before = record.and_then(|record| record.not_before.as_ref());
+            let last = record.and_then(|record| record.attempts.last());
+            let named = Named {
+                kind: on.kind,
+                id: &on.id,
+                key: &on.key,
+                attempt: last.map_or(if record.is_some() { 0 } else { head.attempt }, |last| last.n),
+                at: not_before.map(|next| next.at).or(due_at),
+            };
+            of_name(&head.id, &named, activity)
+        }
+    });
+    let others = open
         .waits
         .iter()
-        .filter(|wait| wait.status == WaitStatus::Armed)
-        .collect();
-    let of_waits = armed.iter().map(|wait| of_wait(wait));
-    let of_head = named
-        .iter()
-        .filter(|on| armed.iter().all(|wait| wait.id.as_str() != on.id))
-        .filter_map(|on| of_name(head, on, open, due_at));
-    of_waits.chain(of_head).collect()
+        .filter(|wait| wait.status == WaitStatus::Armed && named.iter().all(|on| on.id != wait.id.as_str()));
+    of_head.chain(others.map(of_wait)).collect()
+}
+
+/// What a run waited for at an event; what is not known of it any more is told as the event names it.
+pub(super) fn waited_on(run: &RunId, named: &Named<'_>, open: &Open) -> Option<WaitingOnObject> {
+    match open.wait(named.id) {
+        Some(wait) => Some(of_wait(wait)),
+        None => of_name(run, named, open.activity(named.id)),
+    }
+}
+
+/// What a pause names, and where that stands.
+pub(super) struct Named<'a> {
+    pub(super) kind: WaitingKind,
+    /// Of a wait or an activity; empty for the step itself.
+    pub(super) id: &'a str,
+    pub(super) key: &'a str,
+    /// The last one.
+    pub(super) attempt: u32,
+    /// When it goes on by itself.
+    pub(super) at: Option<Timestamp>,
 }
 
 /// What an armed wait is to who reads the run.
@@ -134,13 +185,17 @@ fn of_wait(wait: &WaitRecord) -> WaitingOnObject {
         }
         WaitingKind::Input => {
             let subject: Option<InputSubject> = serde_json::from_slice(subject).ok();
-            let (prompt, schema) = subject.map_or((String::new(), None), |s| (s.prompt, s.schema));
+            let subject = subject.unwrap_or_else(|| InputSubject {
+                prompt: String::new(),
+                schema: None,
+                call_id: call_id(wait.key.as_str()),
+            });
             WaitingOnObject::Input {
                 url: at("inputs", &id),
                 id,
-                prompt,
-                schema,
-                call_id: call_id(wait.key.as_str()),
+                prompt: subject.prompt,
+                schema: subject.schema,
+                call_id: subject.call_id,
                 deadline,
             }
         }
@@ -161,42 +216,35 @@ fn of_wait(wait: &WaitRecord) -> WaitingOnObject {
     }
 }
 
-/// What the head names and no armed wait stands for. An approval or an input that is not armed any more has its answer.
+/// What no wait stands for; `None` for what only a wait can be.
 fn of_name(
-    head: &RunHead,
-    on: &WaitingOn,
-    open: &Open,
-    due_at: Option<Timestamp>,
+    run: &RunId,
+    named: &Named<'_>,
+    activity: Option<&(ActivityRecord, Option<Called>)>,
 ) -> Option<WaitingOnObject> {
-    let activity = open
-        .activities
-        .iter()
-        .find(|(record, _)| record.id.as_str() == on.id);
-    Some(match on.kind {
+    let called = activity.and_then(|(_, called)| called.as_ref());
+    let tool = called.map(|called| called.tool.clone());
+    Some(match named.kind {
         WaitingKind::Approval | WaitingKind::Input | WaitingKind::Event | WaitingKind::Children => {
             return None;
         }
         WaitingKind::Timer => WaitingOnObject::Timer {
-            id: on.id.clone(),
-            due_at: due_at.map(time),
+            id: named.id.to_owned(),
+            due_at: named.at.map(time),
         },
-        WaitingKind::Retry => {
-            let not_before = activity.and_then(|(record, _)| record.not_before.as_ref());
-            WaitingOnObject::Retry {
-                activity_id: activity.map(|(record, _)| record.id.as_str().to_owned()),
-                attempt: match activity {
-                    Some((record, _)) => u32::try_from(record.attempts.len()).ok(),
-                    None => Some(head.attempt),
-                },
-                next_attempt_at: not_before.map(|next| next.at).or(due_at).map(time),
-            }
-        }
+        WaitingKind::Retry => WaitingOnObject::Retry {
+            activity_id: activity.map(|(record, _)| record.id.as_str().to_owned()),
+            tool,
+            call_id: called.map(|called| called.id.clone()),
+            attempt: named.attempt,
+            next_attempt_at: named.at.map(time),
+        },
         WaitingKind::Reconciliation => WaitingOnObject::Reconciliation {
-            activity_id: on.id.clone(),
-            tool: activity.and_then(|(_, tool)| tool.clone()),
-            call_id: call_id(&on.key),
-            attempt: activity.map_or(0, |(record, _)| record.attempts.len()),
-            url: format!("{}/activities/{}/resolve", url_of(&head.id), on.id),
+            activity_id: named.id.to_owned(),
+            tool,
+            call_id: called.map_or_else(|| call_id(named.key), |called| called.id.clone()),
+            attempt: named.attempt,
+            url: format!("{}/activities/{}/resolve", url_of(run), named.id),
         },
         WaitingKind::Resume => WaitingOnObject::Resume {},
         WaitingKind::Handoff => WaitingOnObject::Handoff {},
@@ -209,7 +257,7 @@ fn child_of(subject: &[u8]) -> Option<String> {
 }
 
 /// The model's id of the call with this key.
-pub(super) fn call_id(key: &str) -> String {
+fn call_id(key: &str) -> String {
     call_of(key).map_or(key, |(id, _)| id).to_owned()
 }
 

@@ -147,6 +147,15 @@ pub(crate) struct Holding {
     pub on: Vec<WaitingOn>,
     pub due_at: Option<Timestamp>,
     pub unknown: bool,
+    /// The open activities, by id.
+    pub stands: BTreeMap<String, Stand>,
+}
+
+/// Where an open activity stands: the number of its last attempt, and when it is tried again.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stand {
+    pub attempt: u32,
+    pub at: Option<Timestamp>,
 }
 
 pub(crate) fn conflict(what: impl std::fmt::Display) -> Failure {
@@ -333,6 +342,13 @@ impl Ledger {
         let mut unknown = Vec::new();
         let mut others = Vec::new();
         for (id, record) in &inner.activities {
+            if record.state.is_open() {
+                let stand = Stand {
+                    attempt: record.attempts.last().map_or(0, |attempt| attempt.n),
+                    at: record.not_before.as_ref().map(|next| next.at),
+                };
+                holding.stands.insert(id.as_str().to_owned(), stand);
+            }
             match record.state {
                 ActivityState::Completed | ActivityState::Failed => {}
                 ActivityState::Running if inner.unstored.contains(id) => {}

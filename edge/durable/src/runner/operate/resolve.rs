@@ -203,8 +203,8 @@ impl Operator {
                     on.extend(holding.on);
                     let holding = Holding {
                         on,
-                        due_at: None,
-                        unknown: false,
+                        stands: holding.stands,
+                        ..Holding::default()
                     };
                     park(&mut draft, holding, None);
                 }

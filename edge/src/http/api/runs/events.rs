@@ -9,6 +9,7 @@ use utoipa::IntoParams;
 use super::super::callers::Reader;
 use super::super::extract::{Edge, Hosted, Search, Url};
 use super::super::list::{Limit, List};
+use super::super::shown;
 use super::super::sse::{self, From, OnDisconnect};
 use crate::runs::problem::Problem;
 use crate::runs::view::EventObject;
@@ -59,5 +60,6 @@ pub(super) async fn events(
         .events(run, after, query.limit.and_one())
         .await?;
     let list = List::of(events, query.limit, |last| last.seq.to_string());
-    Ok(Reply(list.map(|event| EventObject::of(run, &event))).into_response())
+    let open = shown::mentions(&seen.engine.store, run, &list.data).await?;
+    Ok(Reply(list.map(|event| EventObject::of(run, &event, &open))).into_response())
 }
