@@ -20,6 +20,7 @@ use super::prices::Price;
 use super::reason::reason;
 use super::spec::{AgentSpec, BackoffSpec, EffectSpec, RetrySpec, ToolSpec};
 use super::state::AgentState;
+use super::tools::arguments::Members;
 use super::tools::schema::Arguments;
 use crate::app::App;
 use crate::metrics::Metrics;
@@ -139,9 +140,7 @@ impl Program {
     pub(crate) fn check_arguments(&self, tool: &str, arguments: &str) -> Result<(), String> {
         match self.arguments.get(tool) {
             Some(schema) => schema.check(arguments),
-            None => serde_json::from_str::<serde_json::Map<String, Value>>(arguments)
-                .map(|_| ())
-                .map_err(|_| "the arguments are not a JSON object".to_owned()),
+            None => Members::parse(arguments.as_bytes()).map(|_| ()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod check;
 mod json;
+mod retry;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -63,7 +64,12 @@ pub struct AgentSpec {
     #[serde(default)]
     pub retention: RetentionSpec,
     /// When an answered 429 or 5xx of the model is tried again; 3 attempts, exponential from 1 s, when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "retry::retry"
+    )]
+    #[schema(value_type = Option<retry::Retry>)]
     pub model_retry: Option<RetrySpec>,
     /// Whether the model has the tool `request_input`.
     #[serde(default = "yes")]
@@ -198,7 +204,12 @@ pub struct ToolSpec {
     /// What repeating a call does; `unsafe` when not said.
     #[serde(default)]
     pub effect: EffectSpec,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "retry::retry"
+    )]
+    #[schema(value_type = Option<retry::Retry>)]
     pub retry: Option<RetrySpec>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reconcile: Option<ReconcileSpec>,

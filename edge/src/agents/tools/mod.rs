@@ -120,7 +120,19 @@ impl Toolbox {
             headers: &resolved.map,
             timeout: declared.timeout.map_or(MCP_TIMEOUT, |span| span.0),
         };
-        self.mcp.call(server, call).await
+        match self.mcp.call(server, call).await {
+            Ok(Answered::Result(result)) => Ok(Answered::Result(resolved.redact_result(result))),
+            Err(CallError::Failed {
+                mut failure,
+                retry_after,
+            }) => {
+                let text = resolved.redact(failure.message.into());
+                failure.message = String::from_utf8_lossy(&text).into_owned();
+                Err(CallError::Failed { failure, retry_after })
+            }
+            // A question has the server's own state in it, which goes back as it came.
+            other => other,
+        }
     }
 }
 

@@ -1,3 +1,4 @@
+use iop_tests::mcp_stub::{McpStub, Reply};
 use iop_tests::provider::{Exchange, Stub};
 use serde_json::{Value, json};
 
@@ -74,4 +75,59 @@ async fn a_tool_that_the_newest_version_does_not_have_is_not_called() {
     }
     assert!(stub.received().is_empty());
     assert_eq!(agent(&http).tools[0].effect, EffectSpec::Unsafe);
+}
+
+#[tokio::test]
+async fn what_a_server_says_of_its_secrets_is_told_to_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
+    std::fs::write(&path, "Bearer a-long-token").unwrap();
+    let stub = McpStub::start().await;
+    stub.script(
+        "whoami",
+        vec![
+            Reply::text("you are a-long-token"),
+            Reply::Error(-32000, String::from("not Bearer a-long-token")),
+        ],
+    );
+    let mut agent = agent(&json!([{ "name": "whoami", "mcp": { "server": "ops", "tool": "whoami" } }]));
+    let server = json!({ "ops": { "url": stub.url(), "headers": { "authorization": { "file": path } } } });
+    agent.mcp_servers = serde_json::from_value(server).unwrap();
+    let toolbox = Toolbox::new(1000).unwrap();
+    let told = toolbox.call(&agent, &agent.tools[0], b"{}", KEY, None).await;
+    assert_eq!(told.unwrap(), "you are [redacted]");
+    let told = toolbox.call(&agent, &agent.tools[0], b"{}", KEY, None).await;
+    let Err(CallError::Failed { failure, .. }) = told else {
+        panic!("it failed");
+    };
+    assert_eq!(failure.message, "not [redacted]");
+    assert!(stub.calls("whoami").iter().all(|call| {
+        let sent =
+            |(name, value): &(String, String)| name == "authorization" && value.contains("a-long-token");
+        call.headers.iter().any(sent)
+    }));
+}
+
+#[tokio::test]
+async fn a_server_that_says_no_in_http_has_answered() {
+    let stub = McpStub::start().await;
+    let mut agent = agent(&json!([{ "name": "call", "mcp": { "server": "ops", "tool": "call" } }]));
+    agent.mcp_servers = serde_json::from_value(json!({ "ops": { "url": stub.url() } })).unwrap();
+    let toolbox = Toolbox::new(1000).unwrap();
+    for (status, kind) in [
+        (400, FailureKind::ToolError),
+        (401, FailureKind::Auth),
+        (403, FailureKind::Auth),
+        (422, FailureKind::ToolError),
+    ] {
+        stub.script("call", vec![Reply::Status(status, Vec::new())]);
+        let told = toolbox.call(&agent, &agent.tools[0], b"{}", KEY, None).await;
+        let Err(CallError::Failed { failure, .. }) = told else {
+            panic!("{status} is an answer");
+        };
+        assert_eq!(
+            (failure.kind, failure.code, failure.retryable),
+            (kind, format!("http_{status}"), false)
+        );
+    }
 }
