@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -47,14 +48,29 @@ pub(crate) struct Compiled {
     pub(crate) runner: Runner<AgentState>,
 }
 
+/// An agent as of the last look at the store.
+#[derive(Clone)]
+struct Known {
+    /// The time of its newest version.
+    at: Timestamp,
+    /// `None` when it cannot be read.
+    newest: Option<Arc<Version>>,
+}
+
 /// The agents of a store, as this process sees them.
 pub(crate) struct Catalog {
     store: Arc<dyn Store>,
     prices: Prices,
     /// Names that this process's configuration declares.
     configured: BTreeSet<String>,
-    /// Names whose runs this process works on, each with the time of its newest version.
-    available: RwLock<BTreeMap<String, Timestamp>>,
+    /// Nobody else writes to the store: what is known here is what is there.
+    alone: bool,
+    /// Names whose runs this process works on.
+    available: RwLock<BTreeMap<String, Known>>,
+    /// Held while a definition is written, until it is known.
+    writing: tokio::sync::Mutex<()>,
+    /// One is being written, or its writer has left before it was known here.
+    unknown: AtomicBool,
     versions: moka::sync::Cache<(String, u64), Arc<Version>>,
 }
 
@@ -65,10 +81,14 @@ impl Catalog {
     /// The store's.
     pub(super) async fn open(
         store: Arc<dyn Store>,
+        alone: bool,
         agents: &BTreeMap<String, AgentSpec>,
         prices: Prices,
     ) -> Result<Self, StoreError> {
         let catalog = Self {
+            alone,
+            writing: tokio::sync::Mutex::default(),
+            unknown: AtomicBool::new(false),
             store,
             prices,
             configured: agents.keys().cloned().collect(),
@@ -95,11 +115,19 @@ impl Catalog {
             .await
     }
 
-    /// Looks up which agents there are: other processes of the same store declare some too.
+    /// Looks up which agents there are, unless that is known.
     ///
     /// # Errors
     /// The store's; what is known stays.
-    pub(super) async fn refresh(&self) -> Result<(), StoreError> {
+    pub(super) async fn keep_up(&self) -> Result<(), StoreError> {
+        if self.alone && !self.unknown.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.refresh().await
+    }
+
+    async fn refresh(&self) -> Result<(), StoreError> {
+        let _writing = self.writing.lock().await;
         let mut names = BTreeMap::new();
         let mut after = None;
         loop {
@@ -107,13 +135,21 @@ impl Catalog {
             let full = page.len() as u64 >= u64::from(PAGE);
             after = page.last().map(|definition| definition.name.clone());
             let there = page.into_iter().filter(|d| self.is_available(d));
-            names.extend(there.map(|d| (d.name, d.created_at)));
+            names.extend(there.map(|d| (d.name.clone(), self.known(d))));
             if !full {
                 break;
             }
         }
         *self.available.write() = names;
+        self.unknown.store(false, Ordering::Release);
         Ok(())
+    }
+
+    fn known(&self, definition: Definition) -> Known {
+        Known {
+            at: definition.created_at,
+            newest: self.version(definition).ok(),
+        }
     }
 
     /// An agent of a configuration is there where that configuration is.
@@ -127,6 +163,17 @@ impl Catalog {
     /// # Errors
     /// `agent_not_found`; the store's.
     pub(crate) async fn newest(&self, agent: &str) -> Result<Arc<Version>, Problem> {
+        if self.alone
+            && !self.unknown.load(Ordering::Acquire)
+            && let Some(known) = self.available.read().get(agent)
+            && let Some(newest) = &known.newest
+        {
+            return Ok(Arc::clone(newest));
+        }
+        self.newest_stored(agent).await
+    }
+
+    async fn newest_stored(&self, agent: &str) -> Result<Arc<Version>, Problem> {
         let found = self.store.definition(AGENT, agent, None).await?;
         match found.filter(|definition| self.is_available(definition)) {
             Some(definition) => self.version(definition),
@@ -207,7 +254,8 @@ impl Catalog {
     /// The agents there are, by name, each with the time of its newest version. As of the last look at the store.
     pub(crate) fn names(&self) -> Vec<(String, Timestamp)> {
         let available = self.available.read();
-        available.iter().map(|(name, at)| (name.clone(), *at)).collect()
+        let listed = available.iter().map(|(name, known)| (name.clone(), known.at));
+        listed.collect()
     }
 
     /// Declares an agent; true when that is a new version.
@@ -229,9 +277,16 @@ impl Catalog {
             let why = "is declared in the configuration of this edge";
             return Err(invalid("name".to_owned(), why.to_owned()));
         }
+        let _writing = self.writing.lock().await;
+        let unknown = self.unknown.swap(true, Ordering::AcqRel);
         let defined = self.define(name, &spec, Origin::Api).await?;
-        let version = self.newest(name).await?;
-        self.available.write().insert(name.to_owned(), version.created_at);
+        let version = self.newest_stored(name).await?;
+        let known = Known {
+            at: version.created_at,
+            newest: Some(Arc::clone(&version)),
+        };
+        self.available.write().insert(name.to_owned(), known);
+        self.unknown.store(unknown, Ordering::Release);
         Ok((version, matches!(defined, Defined::New { .. })))
     }
 
@@ -240,13 +295,16 @@ impl Catalog {
     /// # Errors
     /// `agent_not_found`; `invalid_definition` for one that the configuration declares.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Problem> {
-        self.newest(name).await?;
+        let _writing = self.writing.lock().await;
+        self.newest_stored(name).await?;
         if self.configured.contains(name) {
             let why = "name: is declared in the configuration of this edge; take it out there";
             return Err(Problem::new(Code::InvalidDefinition, why).at("name"));
         }
+        let unknown = self.unknown.swap(true, Ordering::AcqRel);
         self.store.withdraw(AGENT, name).await?;
         self.available.write().remove(name);
+        self.unknown.store(unknown, Ordering::Release);
         Ok(())
     }
 

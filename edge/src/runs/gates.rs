@@ -9,8 +9,7 @@ use iop_durable::ids::{CorrelationId, DecisionId, check_text};
 use iop_durable::machine::wait::{Delivery, Verdict, WaitDecision};
 use iop_durable::payload::Payload;
 use iop_durable::record::{DecisionRecord, Scope, Status, WaitRecord, WaitStatus};
-use iop_durable::runner::{Operator, RunError};
-use iop_durable::store::Loaded;
+use iop_durable::runner::{Addressed, Operator, RunError};
 use iop_durable::time::Timestamp;
 use iop_durable::token::ResumeToken;
 
@@ -53,8 +52,9 @@ pub(crate) struct Told {
     /// Of the run after it.
     pub(crate) token: ResumeToken,
     pub(crate) standing: Standing,
-    /// Of the run after it.
+    /// Of the run when it was told, and the moment of that.
     pub(crate) status: Status,
+    pub(crate) now: Timestamp,
 }
 
 /// Why a delivery was not taken.
@@ -85,53 +85,42 @@ pub(crate) struct Word {
 /// Delivers to a gate, on any host and whoever works on the run. Durable when this returns.
 pub(crate) async fn tell(
     operator: &Operator,
-    loaded: &Loaded,
-    wait: &WaitRecord,
+    addressed: Addressed,
     word: Word,
     by: &str,
 ) -> Result<Told, NotTold> {
-    let run = &loaded.head.id;
+    let run = addressed.loaded.head.id.clone();
+    let wait = addressed.wait.id.clone();
     let delivery = Delivery {
         id: word.id,
-        correlation: word.correlation.unwrap_or_else(|| wait.correlation.clone()),
+        correlation: word
+            .correlation
+            .unwrap_or_else(|| addressed.wait.correlation.clone()),
         generation: None,
         labels: None,
         payload: Payload::new(word.payload),
         by: Some(by.to_owned()),
-        revision: loaded.head.revision,
+        revision: addressed.loaded.head.revision,
     };
-    let delivered = operator.deliver_to_gate(run, &wait.id, &delivery).await;
-    let store = operator.store();
-    let after = async {
-        let wait = store.wait(run, &wait.id).await.map_err(Problem::from)?;
-        let loaded = store.load(run).await.map_err(Problem::from)?;
-        let wait = wait.ok_or_else(|| Problem::from(RunError::WaitNotFound))?;
-        let standing = Standing::of(&wait, loaded.now);
-        Ok::<_, Problem>((wait, standing, loaded.head.status))
-    };
-    match delivered {
-        Ok(outcome) => {
-            let (wait, standing, status) = after.await?;
-            Ok(Told {
-                verdict: outcome.verdict,
-                replayed: outcome.replayed,
-                wait,
-                token: outcome.token,
-                standing,
-                status,
-            })
-        }
+    match operator.deliver_addressed(addressed, &delivery).await {
+        Ok(outcome) => Ok(Told {
+            verdict: outcome.verdict,
+            replayed: outcome.replayed,
+            standing: Standing::of(&outcome.wait, outcome.now),
+            wait: outcome.wait,
+            token: outcome.token,
+            status: outcome.status,
+            now: outcome.now,
+        }),
         Err(RunError::DeliveryConflict(why)) => {
-            let scope = Scope::Wait(wait.id.clone());
-            let earlier = store
-                .decision(run, &scope, &delivery.id)
-                .await
-                .map_err(Problem::from)?;
-            if earlier.is_some() {
+            let store = operator.store();
+            let now = store.wait(&run, &wait).await.map_err(Problem::from)?;
+            let now = now.ok_or_else(|| Problem::from(RunError::WaitNotFound))?;
+            if earlier(operator, &now, &delivery.id).await?.is_some() {
                 return Err(NotTold::OtherContent);
             }
-            let (_, standing, _) = after.await?;
-            if standing == Standing::Expired {
+            let time = store.now().await.map_err(Problem::from)?;
+            if Standing::of(&now, time) == Standing::Expired {
                 return Err(NotTold::Expired);
             }
             Err(Problem::from(RunError::DeliveryConflict(why))
@@ -142,19 +131,22 @@ pub(crate) async fn tell(
     }
 }
 
-/// Whether this sender gave a word of this id to this gate before. The engine then answers as it did, whatever holds by now.
+/// What was delivered to this gate under this id before.
 ///
 /// # Errors
 /// The store's.
-pub(crate) async fn was_told(
+pub(crate) async fn earlier(
     operator: &Operator,
     wait: &WaitRecord,
     id: &DecisionId,
-    by: &str,
-) -> Result<bool, Problem> {
+) -> Result<Option<DecisionRecord>, Problem> {
     let scope = Scope::Wait(wait.id.clone());
-    let earlier = operator.store().decision(&wait.run, &scope, id).await?;
-    Ok(earlier.is_some_and(|record| sender(&record).as_deref() == Some(by)))
+    Ok(operator.store().decision(&wait.run, &scope, id).await?)
+}
+
+/// Whether it was this sender's word. The engine then answers as it did, whatever holds by now.
+pub(crate) fn said_by(earlier: Option<&DecisionRecord>, by: &str) -> bool {
+    earlier.is_some_and(|record| sender(record).as_deref() == Some(by))
 }
 
 /// Who sent what a gate's ledger records.

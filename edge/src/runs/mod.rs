@@ -72,7 +72,6 @@ pub struct Runs {
     metrics: Arc<Metrics>,
     app: Arc<OnceLock<Weak<App>>>,
     ended: Mutex<Option<mpsc::UnboundedReceiver<RunId>>>,
-    shared: bool,
     /// Held while a run is made under a name of its caller's: together by durable ones, alone by the others.
     names: tokio::sync::RwLock<()>,
 }
@@ -135,7 +134,7 @@ impl Runs {
         let owner = Owner::new(&format!("edge-{}", uuid::Uuid::now_v7().simple()))?;
         let app = Arc::new(OnceLock::new());
         let (tell, ended) = mpsc::unbounded_channel();
-        let shared = matches!(store, StoreUrl::Postgres(_));
+        let alone = !matches!(store, StoreUrl::Postgres(_));
         let opened = open_store(&store).await?;
         let options = Options {
             lease_ttl: settings.lease_ttl,
@@ -153,7 +152,7 @@ impl Runs {
             (Arc::new(observed) as Arc<dyn Store>, live)
         };
         let (durable, live) = watched(opened);
-        let catalog = Catalog::open(Arc::clone(&durable), &agents, prices)
+        let catalog = Catalog::open(Arc::clone(&durable), alone, &agents, prices)
             .await
             .context("store: the agents cannot be registered")?;
         let catalog = Arc::new(catalog);
@@ -191,7 +190,6 @@ impl Runs {
             metrics,
             app,
             ended: Mutex::new(Some(ended)),
-            shared,
             names: tokio::sync::RwLock::new(()),
         }))
     }

@@ -7,7 +7,7 @@ mod tests;
 use bytes::Bytes;
 use iop_durable::ids::{CorrelationId, DecisionId, RunId, WaitId};
 use iop_durable::record::{WaitRecord, WaitingKind};
-use iop_durable::runner::{Operator, Resolved, RunError};
+use iop_durable::runner::{Addressed, Operator, Resolved, RunError};
 use iop_durable::store::Loaded;
 use iop_durable::token::ResumeToken;
 use serde_json::json;
@@ -190,7 +190,7 @@ impl Runs {
         caller.require(Role::Operator)?;
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let wait = wait_of(engine, &loaded, wait).await?;
-        deliver_to(engine, &loaded, &wait, deliver, &decider(caller)).await
+        deliver_to(engine, loaded, wait, deliver, &decider(caller)).await
     }
 
     /// Delivers an event to the one wait that is armed for it.
@@ -218,7 +218,7 @@ impl Runs {
             None => the_one(armed)?,
         };
         let loaded = engine.store.load(&wait.run).await?;
-        deliver_to(engine, &loaded, &wait, deliver, &decider(caller)).await
+        deliver_to(engine, loaded, wait, deliver, &decider(caller)).await
     }
 
     /// Cancels a wait and with it its run (D173).
@@ -258,17 +258,19 @@ impl Runs {
 
 async fn deliver_to(
     engine: &Engine,
-    loaded: &Loaded,
-    wait: &WaitRecord,
+    loaded: Loaded,
+    wait: WaitRecord,
     deliver: &Deliver,
     by: &str,
 ) -> Result<Told, Problem> {
-    let of = |problem: Problem| problem.of(loaded.head.id.as_str());
-    let is_prompt = wait.kind == WaitingKind::Input;
-    if is_prompt && !gates::was_told(&engine.operator, wait, &deliver.id, by).await? {
+    let operator = &engine.operator;
+    let run = loaded.head.id.clone();
+    let of = |problem: Problem| problem.of(run.as_str());
+    let earlier = gates::earlier(operator, &wait, &deliver.id).await?;
+    if wait.kind == WaitingKind::Input && !gates::said_by(earlier.as_ref(), by) {
         engine.pinned(&loaded.head.definition).await.map_err(of)?;
-        if Standing::of(wait, loaded.now) == Standing::Open {
-            fits(wait, "payload", &deliver.payload).map_err(of)?;
+        if Standing::of(&wait, loaded.now) == Standing::Open {
+            fits(&wait, "payload", &deliver.payload).map_err(of)?;
         }
     }
     let word = Word {
@@ -276,5 +278,10 @@ async fn deliver_to(
         correlation: Some(deliver.correlation.clone()),
         payload: Bytes::copy_from_slice(deliver.payload.get().as_bytes()),
     };
-    delivered(gates::tell(&engine.operator, loaded, wait, word, by).await).map_err(of)
+    let addressed = Addressed {
+        loaded,
+        wait,
+        earlier,
+    };
+    delivered(gates::tell(operator, addressed, word, by).await).map_err(of)
 }

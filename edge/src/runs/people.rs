@@ -11,7 +11,7 @@ use std::sync::Arc;
 use iop_durable::ids::{DecisionId, RunId, WaitId};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{WaitRecord, WaitingKind};
-use iop_durable::runner::Operator;
+use iop_durable::runner::{Addressed, Operator};
 use iop_durable::store::Loaded;
 use serde_json::value::RawValue;
 
@@ -224,8 +224,7 @@ async fn gate(
 /// Sends a decision to the engine. `admit` comes first.
 pub(crate) async fn decide(
     operator: &Operator,
-    loaded: &Loaded,
-    wait: &WaitRecord,
+    addressed: Addressed,
     decide: &Decide,
     by: &str,
 ) -> Result<Told, Problem> {
@@ -236,8 +235,8 @@ pub(crate) async fn decide(
         correlation: None,
         payload: payload.into(),
     };
-    decided(gates::tell(operator, loaded, wait, word, by).await)
-        .map_err(|problem| problem.of(loaded.head.id.as_str()))
+    let run = addressed.loaded.head.id.clone();
+    decided(gates::tell(operator, addressed, word, by).await).map_err(|problem| problem.of(run.as_str()))
 }
 
 /// Whose name a decision is recorded under: never something that the request says (D85).
@@ -265,7 +264,8 @@ impl Runs {
         let operator = &engine.operator;
         let (wait, subject) = self::approval(operator, &loaded, approval).await?;
         let by = decider(caller);
-        if !gates::was_told(operator, &wait, &decide.id, &by).await? {
+        let earlier = gates::earlier(operator, &wait, &decide.id).await?;
+        if !gates::said_by(earlier.as_ref(), &by) {
             let of = |problem: Problem| problem.of(loaded.head.id.as_str());
             let compiled = engine.pinned(&loaded.head.definition).await.map_err(of)?;
             let newest = self.newest_of(&compiled.version.name).await.map_err(of)?;
@@ -277,10 +277,19 @@ impl Runs {
             let standing = Standing::of(&wait, loaded.now);
             admit(&subject, &decide.answer, standing, &by, &terms).map_err(of)?;
         }
-        let told = self::decide(operator, &loaded, &wait, decide, &by).await?;
-        let agent = &loaded.head.definition.name;
-        let object = self.shown_approval(engine, &told.wait, agent).await?;
-        let object = object.ok_or_else(|| unreadable(&loaded.head.id))?;
+        let agent = loaded.head.definition.name.clone();
+        let addressed = Addressed {
+            loaded,
+            wait,
+            earlier,
+        };
+        let told = self::decide(operator, addressed, decide, &by).await?;
+        let object = if told.replayed {
+            self.shown_approval(engine, &told.wait, &agent).await?
+        } else {
+            ApprovalObject::of(&told.wait, &agent, Some(by), told.now)
+        };
+        let object = object.ok_or_else(|| unreadable(&told.wait.run))?;
         Ok((object, told))
     }
 

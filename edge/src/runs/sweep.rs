@@ -46,9 +46,7 @@ pub(super) async fn sweep(runs: Weak<Runs>) {
     loop {
         let now = tick.tick().await;
         let Some(runs) = runs.upgrade() else { return };
-        if runs.shared
-            && let Err(error) = runs.catalog.refresh().await
-        {
+        if let Err(error) = runs.catalog.keep_up().await {
             tracing::warn!(%error, "the agents could not be looked up");
         }
         if now >= gauges {

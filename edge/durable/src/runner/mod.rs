@@ -31,7 +31,7 @@ pub use bindings::Bindings;
 pub use ctx::{Activity, ActivityError, Answer, Busy, Call, CallError, Ctx, Gate, idempotency_key};
 pub use error::RunError;
 pub use ledger::BudgetRefused;
-pub use operate::{CancelOutcome, Cancelled, DeliverOutcome, Operator, Reconciled, Resolved};
+pub use operate::{Addressed, CancelOutcome, Cancelled, DeliverOutcome, Operator, Reconciled, Resolved};
 pub use resume::{Evaluated, Resume, ResumeDecision, ResumePlan};
 pub use stream::{RunStream, StreamEvent};
 

@@ -20,7 +20,13 @@ async fn deliver(bench: &Bench, deliver: &Deliver) -> Result<Told, Problem> {
         correlation: Some(deliver.correlation.clone()),
         payload: Bytes::copy_from_slice(deliver.payload.get().as_bytes()),
     };
-    delivered(gates::tell(&bench.operator, &loaded, &wait, word, "ada").await)
+    let earlier = gates::earlier(&bench.operator, &wait, &deliver.id).await?;
+    let addressed = Addressed {
+        loaded,
+        wait,
+        earlier,
+    };
+    delivered(gates::tell(&bench.operator, addressed, word, "ada").await)
 }
 
 /// S65, S68: one effect, replays, a conflict; a late one is recorded.

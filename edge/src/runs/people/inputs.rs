@@ -4,7 +4,7 @@ use bytes::Bytes;
 use iop_durable::ids::{DecisionId, WaitId};
 use iop_durable::machine::wait::Verdict;
 use iop_durable::record::{WaitRecord, WaitingKind};
-use iop_durable::runner::Operator;
+use iop_durable::runner::{Addressed, Operator};
 use iop_durable::store::Loaded;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -83,19 +83,18 @@ fn too_late() -> Problem {
 /// Sends the answer to an input to the engine, as its sender wrote it.
 pub(crate) async fn answer(
     operator: &Operator,
-    loaded: &Loaded,
-    wait: &WaitRecord,
+    addressed: Addressed,
     id: DecisionId,
     value: &RawValue,
     by: &str,
 ) -> Result<Told, Problem> {
+    let run = addressed.loaded.head.id.clone();
     let word = Word {
         id,
         correlation: None,
         payload: Bytes::copy_from_slice(value.get().as_bytes()),
     };
-    answered(gates::tell(operator, loaded, wait, word, by).await)
-        .map_err(|problem| problem.of(loaded.head.id.as_str()))
+    answered(gates::tell(operator, addressed, word, by).await).map_err(|problem| problem.of(run.as_str()))
 }
 
 impl Runs {
@@ -118,13 +117,19 @@ impl Runs {
         let operator = &engine.operator;
         let wait = self::input(operator, &loaded, input).await?;
         let by = decider(caller);
-        if !gates::was_told(operator, &wait, &id, &by).await? {
+        let earlier = gates::earlier(operator, &wait, &id).await?;
+        if !gates::said_by(earlier.as_ref(), &by) {
             let of = |problem: Problem| problem.of(loaded.head.id.as_str());
             engine.pinned(&loaded.head.definition).await.map_err(of)?;
             if Standing::of(&wait, loaded.now) == Standing::Open {
                 fits(&wait, "value", value).map_err(of)?;
             }
         }
-        self::answer(operator, &loaded, &wait, id, value, &by).await
+        let addressed = Addressed {
+            loaded,
+            wait,
+            earlier,
+        };
+        self::answer(operator, addressed, id, value, &by).await
     }
 }

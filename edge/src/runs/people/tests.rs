@@ -143,6 +143,7 @@ fn told(verdict: Verdict, standing: Standing, status: Status, wait: WaitRecord) 
         wait,
         standing,
         status,
+        now: iop_durable::time::Timestamp::from_millis(0).unwrap(),
     }
 }
 
@@ -207,7 +208,13 @@ async fn only_the_winner_is_a_success() {
 async fn say(bench: &Bench, run: &str, key: &str, decision: &Decide) -> Result<Told, Problem> {
     let loaded = bench.load(run).await;
     let wait = bench.gate(&loaded, key).await;
-    decide(&bench.operator, &loaded, &wait, decision, "ada").await
+    let earlier = gates::earlier(&bench.operator, &wait, &decision.id).await?;
+    let addressed = Addressed {
+        loaded,
+        wait,
+        earlier,
+    };
+    decide(&bench.operator, addressed, decision, "ada").await
 }
 
 fn code<T: std::fmt::Debug>(result: Result<T, Problem>) -> Code {
@@ -384,7 +391,12 @@ async fn an_input_is_answered_once() {
         let loaded = bench.load("run_1").await;
         let wait = bench.gate(&loaded, INPUT).await;
         let id = gates::decision_id("decision_id", id).unwrap();
-        answer(&bench.operator, &loaded, &wait, id, &raw(value), "ada").await
+        let addressed = Addressed {
+            earlier: gates::earlier(&bench.operator, &wait, &id).await?,
+            loaded,
+            wait,
+        };
+        answer(&bench.operator, addressed, id, &raw(value), "ada").await
     };
     assert!(!say("i-1", "\"eu\"").await.unwrap().replayed);
     assert!(say("i-1", "\"eu\"").await.unwrap().replayed);
@@ -433,7 +445,8 @@ async fn a_word_is_known_again_by_its_sender_and_its_id() {
     let known = Cell::new(0);
     for (id, by) in [("d-1", "ada"), ("d-1", "bob"), ("d-2", "ada")] {
         let id = gates::decision_id("decision_id", id).unwrap();
-        if gates::was_told(&bench.operator, &wait, &id, by).await.unwrap() {
+        let earlier = gates::earlier(&bench.operator, &wait, &id).await.unwrap();
+        if gates::said_by(earlier.as_ref(), by) {
             known.set(known.get() + 1);
             assert_eq!((id.as_str(), by), ("d-1", "ada"));
         }

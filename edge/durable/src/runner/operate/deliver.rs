@@ -9,24 +9,55 @@ use tokio::time::Instant;
 
 use super::{Operator, PATIENCE, PAUSE};
 use crate::graph::caught;
-use crate::ids::{RunId, WaitId};
+use crate::ids::{DecisionId, Revision, RunId, WaitId};
 use crate::machine::wait::{self, Delivered, Delivery, DeliveryRefused, Verdict};
 use crate::record::{Continuation, DecisionRecord, Scope, Status, WaitRecord};
 use crate::runner::draft::Draft;
 use crate::runner::step::enter;
 use crate::runner::{RunError, Runner};
 use crate::store::{Authority, Loaded, Post, StoreError};
+use crate::time::Timestamp;
 use crate::token::ResumeToken;
 
 /// The answer to a delivery.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DeliverOutcome {
     pub verdict: Verdict,
     pub replayed: bool,
     /// Of the run after it.
     pub token: ResumeToken,
+    /// The wait after it.
+    pub wait: WaitRecord,
+    /// Of the run when it was looked at, and the moment of that by the store's clock.
+    pub status: Status,
+    pub now: Timestamp,
 }
+
+/// What a delivery is judged by, in the order in which it is read: its run, its wait, what an earlier delivery of its id was.
+#[derive(Debug, Clone)]
+pub struct Addressed {
+    pub loaded: Loaded,
+    pub wait: WaitRecord,
+    pub earlier: Option<DecisionRecord>,
+}
+
 impl Operator {
+    /// What a delivery of this id meets.
+    async fn address(
+        &self,
+        run: &RunId,
+        wait: &WaitId,
+        delivery: &DecisionId,
+    ) -> Result<Addressed, RunError> {
+        let loaded = self.store.load(run).await?;
+        let scope = Scope::Wait(wait.clone());
+        Ok(Addressed {
+            wait: self.store.wait(run, wait).await?.ok_or(RunError::WaitNotFound)?,
+            earlier: self.store.decision(run, &scope, delivery).await?,
+            loaded,
+        })
+    }
+
     /// A delivery that changes no head: to a gate, or one that loses.
     async fn post_delivery(
         &self,
@@ -34,7 +65,7 @@ impl Operator {
         record: WaitRecord,
         decision: DecisionRecord,
         wake: bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Revision, StoreError> {
         let post = Post {
             run: loaded.head.id.clone(),
             signal: loaded.inbox.signal,
@@ -43,7 +74,8 @@ impl Operator {
             decisions: vec![decision],
             wake,
         };
-        self.store.post(post).await.map(|_| ())
+        self.store.post(post).await?;
+        Ok(loaded.head.revision)
     }
 
     /// Delivers to a gate: an approval, an input, an event inside a node. Works while the run's other calls are under way, on
@@ -58,9 +90,33 @@ impl Operator {
         id: &WaitId,
         delivery: &Delivery,
     ) -> Result<DeliverOutcome, RunError> {
+        self.deliver_from(run, id, None, delivery).await
+    }
+
+    /// The same for who has looked already. When the run moved on since, it is looked at again.
+    ///
+    /// # Errors
+    /// As `deliver_to_gate`.
+    pub async fn deliver_addressed(
+        &self,
+        addressed: Addressed,
+        delivery: &Delivery,
+    ) -> Result<DeliverOutcome, RunError> {
+        let (run, id) = (addressed.loaded.head.id.clone(), addressed.wait.id.clone());
+        self.deliver_from(&run, &id, Some(addressed), delivery).await
+    }
+
+    async fn deliver_from(
+        &self,
+        run: &RunId,
+        id: &WaitId,
+        addressed: Option<Addressed>,
+        delivery: &Delivery,
+    ) -> Result<DeliverOutcome, RunError> {
         self.deliver_with(
             run,
             id,
+            addressed,
             delivery,
             |loaded, _, record, decision, verdict| async move {
                 if record.continuation != Continuation::Gate {
@@ -68,42 +124,44 @@ impl Operator {
                 }
                 // Settling a gate of a run that has ended wakes nobody.
                 let wake = verdict == Verdict::Accepted;
-                self.post_delivery(&loaded, record, decision, wake)
-                    .await
-                    .map_err(RunError::from)
+                Ok(self.post_delivery(&loaded, record, decision, wake).await?)
             },
             |_, _| true,
         )
         .await
     }
 
+    /// `write` says the revision of the run after it.
     async fn deliver_with<W, Fut>(
         &self,
         run: &RunId,
         id: &WaitId,
+        mut addressed: Option<Addressed>,
         delivery: &Delivery,
         write: W,
         matched: impl Fn(&Loaded, &WaitRecord) -> bool,
     ) -> Result<DeliverOutcome, RunError>
     where
         W: Fn(Loaded, Delivery, WaitRecord, DecisionRecord, Verdict) -> Fut,
-        Fut: Future<Output = Result<(), RunError>>,
+        Fut: Future<Output = Result<Revision, RunError>>,
     {
         self.limits
             .check_payload("payload", delivery.payload.bytes().len())?;
         let started = Instant::now();
         loop {
-            let loaded = self.store.load(run).await?;
-            let Some(mut record) = self.store.wait(run, id).await? else {
-                return Err(RunError::WaitNotFound);
+            let Addressed {
+                loaded,
+                mut wait,
+                earlier,
+            } = match addressed.take() {
+                Some(addressed) => addressed,
+                None => self.address(run, id, &delivery.id).await?,
             };
-            let scope = Scope::Wait(id.clone());
-            let earlier = self.store.decision(run, &scope, &delivery.id).await?;
             let mut delivery = delivery.clone();
             delivery.revision = loaded.head.revision;
-            let before = record.clone();
+            let before = wait.clone();
             let delivered = wait::deliver(
-                &mut record,
+                &mut wait,
                 &delivery,
                 earlier.as_ref(),
                 || matched(&loaded, &before),
@@ -111,29 +169,30 @@ impl Operator {
                 self.limits.max_deliveries,
             )
             .map_err(refused)?;
-            let mut token = loaded.head.token();
-            let (verdict, decision) = match delivered {
-                Delivered::Replayed { verdict } => {
-                    return Ok(DeliverOutcome {
-                        verdict,
-                        replayed: true,
-                        token,
-                    });
-                }
-                Delivered::Recorded { verdict, decision } => (verdict, decision),
+            let mut outcome = DeliverOutcome {
+                verdict: Verdict::Accepted,
+                replayed: true,
+                token: loaded.head.token(),
+                wait,
+                status: loaded.head.status,
+                now: loaded.now,
             };
-            match write(loaded, delivery, record, decision, verdict).await {
-                Ok(()) => {
-                    token.revision = self
-                        .store
-                        .load(run)
-                        .await
-                        .map_or(token.revision, |loaded| loaded.head.revision);
-                    return Ok(DeliverOutcome {
-                        verdict,
-                        replayed: false,
-                        token,
-                    });
+            let decision = match delivered {
+                Delivered::Replayed { verdict } => {
+                    outcome.verdict = verdict;
+                    return Ok(outcome);
+                }
+                Delivered::Recorded { verdict, decision } => {
+                    outcome.verdict = verdict;
+                    outcome.replayed = false;
+                    decision
+                }
+            };
+            let record = outcome.wait.clone();
+            match write(loaded, delivery, record, decision, outcome.verdict).await {
+                Ok(revision) => {
+                    outcome.token.revision = revision;
+                    return Ok(outcome);
                 }
                 // Somebody was faster, or the answer was lost: the next look tells.
                 Err(
@@ -191,6 +250,7 @@ where
             .deliver_with(
                 run,
                 id,
+                None,
                 delivery,
                 |loaded, delivery, record, decision, verdict| async move {
                     if broken.load(Ordering::Relaxed) {
@@ -201,16 +261,10 @@ where
                     }
                     let wins = verdict == Verdict::Accepted;
                     let Continuation::Nodes { on_event, .. } = record.continuation.clone() else {
-                        return operator
-                            .post_delivery(&loaded, record, decision, wins)
-                            .await
-                            .map_err(RunError::from);
+                        return Ok(operator.post_delivery(&loaded, record, decision, wins).await?);
                     };
                     if !wins {
-                        return operator
-                            .post_delivery(&loaded, record, decision, false)
-                            .await
-                            .map_err(RunError::from);
+                        return Ok(operator.post_delivery(&loaded, record, decision, false).await?);
                     }
                     inner.check_definition(&loaded.head)?;
                     let route = inner
@@ -249,12 +303,7 @@ where
                     draft.waits.push(record);
                     draft.decisions.push(decision);
                     let commit = draft.commit(Authority::Idle, Some(loaded.inbox.signal));
-                    inner
-                        .store
-                        .commit(commit)
-                        .await
-                        .map(|_| ())
-                        .map_err(RunError::from)
+                    Ok(inner.store.commit(commit).await?.revision)
                 },
                 |loaded, record| {
                     let Continuation::Nodes { .. } = &record.continuation else {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use cancel::{CancelOutcome, Cancelled};
-pub use deliver::DeliverOutcome;
+pub use deliver::{Addressed, DeliverOutcome};
 pub use resolve::{Reconciled, Resolved};
 
 use crate::ids::{NodeName, Owner, RunId};
