@@ -1,0 +1,152 @@
+//! Odd answers of models and services, and what becomes of them in a run (D56, D69, D102, D241).
+
+use std::path::Path;
+
+use iop_tests::llm::{MODEL, Say, told};
+use iop_tests::process::finish;
+use iop_tests::provider::{Exchange, Stub};
+use iop_tests::run;
+use iop_tests::runs::{Db, Options, ROOT, Stubs, World};
+use serde_json::{Value, json};
+
+const SECRET: &str = "a-long-secret-of-the-tests";
+
+/// A service that says back what it was given, as an answer or as an error.
+async fn mirror() -> Stub {
+    Stub::start(|mut ex: Exchange| async move {
+        let token = ex.header("authorization").unwrap_or_default().to_owned();
+        let status = if ex.path.starts_with("/no") { 403 } else { 200 };
+        let body = format!("your credential is {token}, of which {SECRET} is the secret");
+        ex.reply(status, &[], body.as_bytes()).await
+    })
+    .await
+}
+
+fn agent(mirror: &str, stubs: &Stubs) -> String {
+    format!(
+        r#"
+[agents.odd]
+model = "{MODEL}"
+durable = true
+
+[[agents.odd.tools]]
+name = "yes"
+http = {{ url = "http://{mirror}/yes", headers = {{ authorization = {{ env = "ODD_TOKEN" }} }} }}
+
+[[agents.odd.tools]]
+name = "no"
+http = {{ url = "http://{mirror}/no", headers = {{ authorization = {{ env = "ODD_TOKEN" }} }} }}
+
+[[agents.odd.tools]]
+name = "note"
+http = {{ method = "POST", url = "{tools}/note" }}
+retry = "none"
+"#,
+        tools = stubs.tools.url("")
+    )
+}
+
+async fn world(mirror: &Stub) -> World {
+    let mut options = Options::default();
+    let secret = ("ODD_TOKEN".to_owned(), format!("Bearer {SECRET}"));
+    options.env.push(secret);
+    World::with(Db::Sqlite, options, |stubs| {
+        agent(&mirror.addr.to_string(), stubs)
+    })
+    .await
+}
+
+/// What the model was told last.
+fn last(world: &World, input: &str) -> Vec<(String, String)> {
+    let requests = world.stubs.llm.requests_of(input);
+    told(requests.last().unwrap()).into_iter().collect()
+}
+
+/// A service that has a secret said back to it has it; nobody else does, whatever it answers.
+#[test]
+fn a_secret_that_a_service_says_back_is_in_nothing_that_is_kept() {
+    run(60, async {
+        let mirror = mirror().await;
+        let world = world(&mirror).await;
+        let api = world.api();
+        let both = Say::calls(&[("c1", "yes", "{}"), ("c2", "no", "{}")]);
+        world.stubs.llm.plays("go", vec![both, Say::text("over")]);
+        let run = api.run("odd", "go").await;
+        api.succeeded(&run).await;
+        let sent = mirror.received();
+        let bearer = format!("Bearer {SECRET}");
+        assert!(
+            sent.iter()
+                .all(|call| call.header("authorization") == Some(&bearer))
+        );
+        let said = "your credential is [redacted], of which [redacted] is the secret";
+        let no = json!({"error": {"status": 403, "code": "http_403", "body": said}});
+        let heard = last(&world, "go");
+        assert_eq!(heard[0], ("c1".to_owned(), said.to_owned()));
+        assert_eq!(serde_json::from_str::<Value>(&heard[1].1).unwrap(), no);
+        for path in ["", "/activities", "/turns", "/steps", "/events", "/result"] {
+            let shown = api.seen(&format!("/runs/{run}{path}")).await;
+            assert!(!shown.to_string().contains(SECRET), "{path}: {shown}");
+        }
+        let page = world.edges[0].client().get("/metrics").await;
+        assert!(!page.text().contains(SECRET));
+        assert!(!world.edges[0].process.log().contains(SECRET));
+    });
+}
+
+/// An empty id, the same id twice, and a name twice in the arguments: each call is one of its own, and only what one reader would
+/// read as another does is sent.
+#[test]
+fn odd_calls_are_calls_all_the_same() {
+    run(60, async {
+        let mirror = mirror().await;
+        let world = world(&mirror).await;
+        let api = world.api();
+        let odd = Say::calls(&[
+            ("", "note", r#"{"n":0}"#),
+            ("", "note", r#"{"n":1}"#),
+            ("twin", "note", r#"{"n":2}"#),
+            ("twin", "note", r#"{"n":3}"#),
+            ("c", "note", r#"{"n":4,"n":5}"#),
+        ]);
+        world.stubs.llm.plays("go", vec![odd, Say::text("over")]);
+        let run = api.run("odd", "go").await;
+        api.succeeded(&run).await;
+        let calls = world.stubs.tools.calls("/note");
+        let mut sent: Vec<(String, i64)> = calls
+            .iter()
+            .map(|call| {
+                let key = call.key.as_deref().unwrap().rsplit('/').next();
+                (key.unwrap().to_owned(), call.json()["n"].as_i64().unwrap())
+            })
+            .collect();
+        sent.sort();
+        let keys = [("call_0.0", 0), ("call_1.1", 1), ("twin.2", 2), ("twin.3", 3)];
+        assert_eq!(sent, keys.map(|(key, n)| (key.to_owned(), n)));
+        let heard = last(&world, "go");
+        let (_, refused) = heard.iter().find(|(id, _)| id == "c").unwrap();
+        assert!(refused.contains("schema_violation"), "{refused}");
+        assert_eq!(api.activities(&run).await.len(), 4);
+    });
+}
+
+/// `iop-edge runs show` counts the tokens that `/turns` counts.
+#[test]
+fn the_command_line_shows_the_tokens_of_a_turn() {
+    run(60, async {
+        let mirror = mirror().await;
+        let world = world(&mirror).await;
+        let api = world.api();
+        let run = api.run("odd", "go").await;
+        api.succeeded(&run).await;
+        let usage = api.seen(&format!("/runs/{run}/turns")).await["data"][0]["usage"].clone();
+        let env = [
+            ("IOP_URL".to_owned(), format!("http://{}", world.edges[0].http)),
+            ("IOP_API_KEY".to_owned(), ROOT.to_owned()),
+        ];
+        let shown = finish("iop-edge", &["runs", "show", &run], &env, Path::new("/")).await;
+        let tokens = format!("1, {} + {} tokens", usage["input_tokens"], usage["output_tokens"]);
+        assert!(shown.stdout.contains(&tokens), "{tokens}: {}", shown.stdout);
+        assert!(usage["input_tokens"].as_u64().unwrap() > 0);
+    });
+}
