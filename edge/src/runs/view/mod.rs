@@ -51,10 +51,36 @@ pub(crate) fn shown(bytes: &Bytes) -> Box<RawValue> {
             data: base64(bytes),
         });
     };
-    match serde_json::from_str::<&RawValue>(text) {
-        Ok(value) if !value.get().starts_with('"') => value.to_owned(),
-        Ok(_) | Err(_) => raw(&text),
+    match json(text) {
+        Some(value) if !value.get().starts_with('"') => value.to_owned(),
+        Some(_) | None => raw(&text),
     }
+}
+
+/// Levels of JSON from elsewhere that are shown as JSON. Readers give up at 128 and more, and what they give up is the whole answer
+/// that it stands in.
+const LEVELS: usize = 100;
+
+/// A text that a reader of any answer can read as JSON.
+fn json(text: &str) -> Option<&RawValue> {
+    let value: &RawValue = serde_json::from_str(text).ok()?;
+    let (mut levels, mut quoted, mut escaped) = (0_usize, false, false);
+    for byte in value.get().bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b'[' | b'{' if !quoted => {
+                levels += 1;
+                if levels > LEVELS {
+                    return None;
+                }
+            }
+            b']' | b'}' if !quoted => levels = levels.saturating_sub(1),
+            _ => {}
+        }
+    }
+    Some(value)
 }
 
 /// JSON that this program wrote, as it is; `null` when it is none.

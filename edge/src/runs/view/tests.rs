@@ -403,6 +403,29 @@ fn arguments_that_are_no_json_are_shown_as_text() {
     assert_eq!(told[0]["arguments"], "{\"a\":");
 }
 
+#[test]
+fn json_that_no_reader_follows_is_shown_as_text() {
+    let nested = |levels: usize| format!("{{\"a\":{}{}}}", "[".repeat(levels), "]".repeat(levels));
+    let brackets = format!("{{\"a\":\"\\\"{}\"}}", "[".repeat(9000));
+    for (text, is_text) in [
+        (nested(99), false),
+        (nested(100), true),
+        (nested(9000), true),
+        (brackets, false),
+        (format!("[{}]", vec!["[]"; 9000].join(",")), false),
+    ] {
+        let open = Open {
+            waits: vec![approval(&text)],
+            activities: Vec::new(),
+        };
+        let on = serde_json::to_string(&waiting_on(&head(Status::Running), &open)).unwrap();
+        let told: Value = serde_json::from_str(&on).unwrap();
+        assert_eq!(told[0]["arguments"] == text, is_text);
+        let payload = shown(&Bytes::from(text.clone()));
+        assert_eq!(payload.get().starts_with('"'), is_text);
+    }
+}
+
 fn event(name: EventName, data: &Value, open: &Open) -> Value {
     let record = EventRecord {
         seq: 7,

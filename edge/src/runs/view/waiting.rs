@@ -8,7 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::{Called, raw, shown, time, url_of};
+use super::{Called, json, raw, shown, time, url_of};
 use crate::agents::journal::{ApprovalSubject, InputSubject, approval_id, call_of};
 
 /// One thing that a run waits for.
@@ -263,5 +263,5 @@ fn call_id(key: &str) -> String {
 
 /// Arguments as the model wrote them.
 pub(super) fn arguments(text: &str) -> Box<RawValue> {
-    serde_json::from_str::<&RawValue>(text).map_or_else(|_| raw(&text), RawValue::to_owned)
+    json(text).map_or_else(|| raw(&text), RawValue::to_owned)
 }
