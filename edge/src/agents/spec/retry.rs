@@ -49,7 +49,7 @@ pub(super) fn retry<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
 }
 
 /// For the OpenAPI document.
-pub struct Retry;
+pub(super) struct Retry;
 
 impl PartialSchema for Retry {
     fn schema() -> RefOr<Schema> {

@@ -17,7 +17,7 @@ use rmcp::model::{CallToolRequestParams, RequestMetaObject};
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
-pub(crate) use rounds::{Answered, Asked};
+pub(crate) use rounds::{Answered, Asked, told};
 
 use self::session::Sessions;
 use super::arguments;

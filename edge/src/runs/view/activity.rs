@@ -1,5 +1,6 @@
 //! Activities: the calls of a run to the world outside (D137 to D160).
 
+use bytes::Bytes;
 use iop_durable::record::{
     ActivityRecord, ActivityState, AttemptClass, DecisionRecord, Effect, Origin, Scope,
 };
@@ -9,7 +10,8 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::{FailureObject, shown, time};
-use crate::agents::journal::{REFUSAL, call_of, effect_key, started_call, step_name};
+use crate::agents::journal::{MCP, REFUSAL, call_of, effect_key, started_call, step_name};
+use crate::agents::tools::mcp::told;
 
 /// The call of a turn that an activity is of: all of its rounds are that one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,14 +107,27 @@ impl ActivityObject {
                 })
                 .collect(),
             idempotency_key: effect_key(&record.run, record.activation, &record.key),
-            input: shown(record.input.bytes()),
+            input: payload(record, record.input.bytes()),
             input_digest: record.input.digest_text(),
-            output: record.output.as_ref().map(|output| shown(output.bytes())),
+            output: record
+                .output
+                .as_ref()
+                .map(|output| payload(record, output.bytes())),
             error: record.error.as_ref().map(FailureObject::from),
             next_attempt_at: record.not_before.as_ref().map(|next| time(next.at)),
             decisions: decisions.iter().filter_map(of_this).collect(),
         }
     }
+}
+
+/// What a call was sent or answered. A round of a call over MCP is kept in a form of its own.
+fn payload(record: &ActivityRecord, bytes: &Bytes) -> Box<RawValue> {
+    let round = if record.implementation == MCP {
+        told(bytes)
+    } else {
+        None
+    };
+    shown(round.as_ref().unwrap_or(bytes))
 }
 
 /// An operator's decision about this activity: its id and time, and what was said.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use rmcp::model::{ElicitRequestParams, InputRequest, InputRequiredResult};
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 /// Begins the output of a round that is not the last. No tool's result begins like this: see [`is_reserved`].
@@ -56,6 +57,37 @@ struct Continued {
 /// Whether a tool's result would be taken for a question: a text that a tool found somewhere must not ask a person.
 pub(super) fn is_reserved(result: &[u8]) -> bool {
     result.starts_with(ASKED)
+}
+
+/// The input or the output of a round under the names of the protocol, as JSON; `None` for what is the model's or the tool's own.
+pub(crate) fn told(bytes: &[u8]) -> Option<Bytes> {
+    if let Some(json) = bytes.strip_prefix(ASKED) {
+        let asked: Asked = serde_json::from_slice(json).ok()?;
+        let requests: Map<String, Value> = asked
+            .questions
+            .into_iter()
+            .map(|(name, q)| (name, json!({"message": q.message, "requestedSchema": q.schema})))
+            .collect();
+        let told =
+            json!({"resultType": "input_required", "inputRequests": requests, "requestState": asked.state});
+        return Some(told.to_string().into());
+    }
+    let continued: Continued = serde_json::from_slice(bytes.strip_prefix(ANSWERED)?).ok()?;
+    let told = Told {
+        // They were a JSON object when the first round was sent.
+        arguments: serde_json::from_str(&continued.arguments).ok()?,
+        input_responses: continued.answers.responses,
+        request_state: continued.answers.state,
+    };
+    serde_json::to_vec(&told).ok().map(Bytes::from)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Told<'a> {
+    arguments: &'a RawValue,
+    input_responses: Option<BTreeMap<String, Value>>,
+    request_state: Option<String>,
 }
 
 impl Answered {
@@ -251,6 +283,26 @@ mod tests {
             (answers.responses, answers.state),
             (None, Some("later".to_owned()))
         );
+    }
+
+    #[test]
+    fn a_round_is_told_in_the_words_of_the_protocol() {
+        let read = |bytes: Bytes| serde_json::from_slice::<Value>(&bytes).unwrap();
+        let asked = asked(&json!({"q": form("Which city?")}), Some("s-1"));
+        let question = told(&Answered::InputRequired(asked.clone()).into_output()).unwrap();
+        assert!(!question.contains(&0));
+        let schema = &form("")["params"]["requestedSchema"];
+        assert_eq!(
+            read(question),
+            json!({"resultType": "input_required", "requestState": "s-1",
+                   "inputRequests": {"q": {"message": "Which city?", "requestedSchema": schema}}})
+        );
+        let next = told(&asked.answered("{\"n\":1.00}", &json!({"city": "Paris"}))).unwrap();
+        assert!(next.starts_with(b"{\"arguments\":{\"n\":1.00},"));
+        let responses = json!({"q": {"action": "accept", "content": {"city": "Paris"}}});
+        assert_eq!(read(next.clone())["inputResponses"], responses);
+        assert_eq!(read(next)["requestState"], "s-1");
+        assert_eq!(told(b"{\"a\":1}"), None);
     }
 
     #[test]
