@@ -2,7 +2,7 @@
 //! committed elsewhere is found by looking.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,7 +31,8 @@ pub(crate) struct Live {
 struct Channel {
     /// The number of the last event that was committed here.
     committed: watch::Sender<u64>,
-    pieces: broadcast::Sender<Piece>,
+    /// Made when somebody wants pieces: most who follow wait for an end.
+    pieces: OnceLock<broadcast::Sender<Piece>>,
 }
 
 /// A piece of a turn's answer.
@@ -51,7 +52,7 @@ impl Live {
                 None => {
                     let channel = Arc::new(Channel {
                         committed: watch::channel(0).0,
-                        pieces: broadcast::channel(PIECES).0,
+                        pieces: OnceLock::new(),
                     });
                     // Who stopped following leaves an empty place.
                     if runs.len() >= 64 && runs.len().is_power_of_two() {
@@ -70,10 +71,10 @@ impl Live {
             page: VecDeque::new(),
             pieces: VecDeque::new(),
             committed: channel.committed.subscribe(),
-            incoming: channel.pieces.subscribe(),
+            incoming: None,
             read: None,
             looks: 0,
-            _channel: channel,
+            channel,
         }
     }
 
@@ -90,8 +91,10 @@ impl Live {
 
     /// A piece of a turn; `data` is made only where somebody follows.
     pub(crate) fn delta(&self, run: &RunId, turn: u64, data: impl FnOnce() -> Bytes) {
-        if let Some(channel) = self.channel(run) {
-            let _ = channel.pieces.send(Piece { turn, data: data() });
+        if let Some(channel) = self.channel(run)
+            && let Some(pieces) = channel.pieces.get()
+        {
+            let _ = pieces.send(Piece { turn, data: data() });
         }
     }
 
@@ -123,15 +126,23 @@ pub(crate) struct Follow {
     page: VecDeque<EventRecord>,
     pieces: VecDeque<Piece>,
     committed: watch::Receiver<u64>,
-    incoming: broadcast::Receiver<Piece>,
+    /// `None` for who wants events alone.
+    incoming: Option<broadcast::Receiver<Piece>>,
     /// What was known to be committed when the store was last read.
     read: Option<u64>,
     /// Looks since the last event.
     looks: u32,
-    _channel: Arc<Channel>,
+    channel: Arc<Channel>,
 }
 
 impl Follow {
+    /// The pieces of turns too, from here on.
+    pub(crate) fn with_pieces(mut self) -> Self {
+        let pieces = self.channel.pieces.get_or_init(|| broadcast::channel(PIECES).0);
+        self.incoming = Some(pieces.subscribe());
+        self
+    }
+
     /// What happens next; waits for it.
     ///
     /// # Errors
@@ -173,7 +184,7 @@ impl Follow {
             }
             tokio::select! {
                 biased;
-                piece = self.incoming.recv() => match piece {
+                piece = received(&mut self.incoming) => match piece {
                     Ok(piece) => self.pieces.push_back(piece),
                     // What is lost is not stored either.
                     Err(broadcast::error::RecvError::Lagged(_)) => {}
@@ -187,13 +198,26 @@ impl Follow {
     }
 
     fn gather(&mut self) {
+        let Some(incoming) = &mut self.incoming else {
+            return;
+        };
         while self.pieces.len() < PIECES {
-            match self.incoming.try_recv() {
+            match incoming.try_recv() {
                 Ok(piece) => self.pieces.push_back(piece),
                 Err(broadcast::error::TryRecvError::Lagged(_)) => {}
                 Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed) => return,
             }
         }
+    }
+}
+
+/// The next piece, for who wants pieces.
+async fn received(
+    incoming: &mut Option<broadcast::Receiver<Piece>>,
+) -> Result<Piece, broadcast::error::RecvError> {
+    match incoming {
+        Some(incoming) => incoming.recv().await,
+        None => std::future::pending().await,
     }
 }
 

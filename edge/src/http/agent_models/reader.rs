@@ -55,7 +55,7 @@ impl Reader {
         Self {
             store: Arc::clone(&engine.store),
             run: run.clone(),
-            follow: engine.follow(run, after),
+            follow: engine.follow(run, after).with_pieces(),
             telling: Telling::default(),
             ready: VecDeque::new(),
             heard: Heard::Nothing,

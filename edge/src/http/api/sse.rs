@@ -192,7 +192,7 @@ pub(super) async fn stream(
         OnDisconnect::Cancel | OnDisconnect::Continue => None,
     };
     let stream = Stream {
-        follow: engine.follow(&head.id, after),
+        follow: engine.follow(&head.id, after).with_pieces(),
         store: Arc::clone(&engine.store),
         run: head.id.clone(),
         drain: app.drain.clone(),
@@ -251,7 +251,11 @@ impl Stream {
                 self.life = event.life;
                 self.over = event.terminal || self.last.is_some_and(|last| event.seq >= last);
                 let open = self.mentions(&event).await;
-                written(Some(event.seq), &event.name, &EventObject::of(&self.run, &event, &open))
+                written(
+                    Some(event.seq),
+                    &event.name,
+                    &EventObject::of(&self.run, &event, &open),
+                )
             }
             Update::Delta(data) => {
                 let data = serde_json::from_slice::<Box<RawValue>>(&data).unwrap_or_default();

@@ -90,7 +90,10 @@ async fn the_pieces_of_an_answer_come_before_the_answer_and_nobody_pays_for_none
     // Event n tells of the end of turn n.
     let run = made(&store, &["run.created", TURN_COMPLETED, "other"]).await;
     live.delta(&run, 2, || unreachable!("nobody follows"));
-    let mut follow = live.follow(Arc::clone(&store), &run, 0, LONG);
+    let events = live.follow(Arc::clone(&store), &run, 0, LONG);
+    live.delta(&run, 2, || unreachable!("nobody wants pieces"));
+    drop(events);
+    let mut follow = live.follow(Arc::clone(&store), &run, 0, LONG).with_pieces();
     for (turn, piece) in [(2, "x"), (2, "y"), (3, "z")] {
         live.delta(&run, turn, || Bytes::from_static(piece.as_bytes()));
     }
@@ -117,7 +120,7 @@ async fn a_slow_follower_loses_pieces_and_never_events() {
     let store = store();
     let live = Live::default();
     let run = made(&store, &["a"]).await;
-    let mut follow = live.follow(Arc::clone(&store), &run, 0, LONG);
+    let mut follow = live.follow(Arc::clone(&store), &run, 0, LONG).with_pieces();
     for n in 0..(PIECES * 3) {
         live.delta(&run, 1, || Bytes::from(n.to_string()));
     }

@@ -3,23 +3,28 @@
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
+use crate::store::StoreError;
 use crate::store::rows::{Row, activity_columns, wait_columns};
 
+fn corrupt(error: sqlx::Error) -> StoreError {
+    StoreError::corrupt(error.to_string())
+}
+
 impl Row for PgRow {
-    fn number(&self, at: usize) -> Result<Option<i64>, sqlx::Error> {
-        self.try_get(at)
+    fn number(&self, at: usize) -> Result<Option<i64>, StoreError> {
+        self.try_get(at).map_err(corrupt)
     }
 
-    fn text(&self, at: usize) -> Result<Option<&str>, sqlx::Error> {
-        self.try_get(at)
+    fn text(&self, at: usize) -> Result<Option<&str>, StoreError> {
+        self.try_get(at).map_err(corrupt)
     }
 
-    fn bytes(&self, at: usize) -> Result<Option<&[u8]>, sqlx::Error> {
-        self.try_get(at)
+    fn bytes(&self, at: usize) -> Result<Option<&[u8]>, StoreError> {
+        self.try_get(at).map_err(corrupt)
     }
 
-    fn flag(&self, at: usize) -> Result<Option<bool>, sqlx::Error> {
-        self.try_get(at)
+    fn flag(&self, at: usize) -> Result<Option<bool>, StoreError> {
+        self.try_get(at).map_err(corrupt)
     }
 }
 

@@ -8,59 +8,59 @@ use crate::payload::Digest;
 use crate::store::StoreError;
 use crate::time::Timestamp;
 
-/// A row as a driver has it: columns by position from 0, `None` for NULL.
+/// A row as a driver has it: columns by position from 0, `None` for NULL, `corrupt` for one that is of another kind.
 pub(in crate::store) trait Row {
-    fn number(&self, at: usize) -> Result<Option<i64>, sqlx::Error>;
-    fn text(&self, at: usize) -> Result<Option<&str>, sqlx::Error>;
-    fn bytes(&self, at: usize) -> Result<Option<&[u8]>, sqlx::Error>;
-    fn flag(&self, at: usize) -> Result<Option<bool>, sqlx::Error>;
+    fn number(&self, at: usize) -> Result<Option<i64>, StoreError>;
+    fn text(&self, at: usize) -> Result<Option<&str>, StoreError>;
+    fn bytes(&self, at: usize) -> Result<Option<&[u8]>, StoreError>;
+    fn flag(&self, at: usize) -> Result<Option<bool>, StoreError>;
 }
 
 /// What a column is read as.
 pub(in crate::store) trait Cell<'r>: Sized {
     /// `None` for NULL.
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error>;
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError>;
 }
 
 impl<'r> Cell<'r> for i64 {
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error> {
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError> {
         row.number(at)
     }
 }
 
 impl<'r> Cell<'r> for bool {
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error> {
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError> {
         row.flag(at)
     }
 }
 
 impl<'r> Cell<'r> for &'r str {
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error> {
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError> {
         row.text(at)
     }
 }
 
 impl<'r> Cell<'r> for String {
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error> {
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError> {
         Ok(row.text(at)?.map(str::to_owned))
     }
 }
 
 impl<'r> Cell<'r> for &'r [u8] {
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error> {
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError> {
         row.bytes(at)
     }
 }
 
 impl<'r> Cell<'r> for Bytes {
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error> {
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError> {
         Ok(row.bytes(at)?.map(Bytes::copy_from_slice))
     }
 }
 
 /// A column that may be NULL.
 impl<'r, T: Cell<'r>> Cell<'r> for Option<T> {
-    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, sqlx::Error> {
+    fn of(row: &'r dyn Row, at: usize) -> Result<Option<Self>, StoreError> {
         T::of(row, at).map(Some)
     }
 }
@@ -81,9 +81,7 @@ impl<'r> Cells<'r> {
     pub(in crate::store) fn get<T: Cell<'r>>(&mut self) -> Result<T, StoreError> {
         let at = self.next;
         self.next += 1;
-        T::of(self.row, at)
-            .map_err(|error| StoreError::corrupt(error.to_string()))?
-            .ok_or_else(|| StoreError::corrupt(format!("column {at}: is missing")))
+        T::of(self.row, at)?.ok_or_else(|| StoreError::corrupt(format!("column {at}: is missing")))
     }
 
     pub(super) fn some_digest(&mut self, what: &str) -> Result<Option<Digest>, StoreError> {

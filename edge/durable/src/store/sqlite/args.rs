@@ -1,40 +1,53 @@
 //! Parameters of statements that read.
 
-use sqlx::Arguments as _;
-use sqlx::error::BoxDynError;
-use sqlx::sqlite::SqliteArguments;
-
-use crate::store::StoreError;
+use rusqlite::types::Value;
 
 /// Parameters, in the order of their places.
 #[derive(Default)]
-pub(super) struct Args {
-    values: SqliteArguments,
-    failed: Option<BoxDynError>,
-}
+pub(super) struct Args(Vec<Value>);
 
 impl Args {
-    pub(super) fn put<'t, T>(&mut self, value: T) -> &mut Self
-    where
-        T: sqlx::Encode<'t, sqlx::Sqlite> + sqlx::Type<sqlx::Sqlite>,
-    {
-        if let Err(error) = self.values.add(value) {
-            self.failed.get_or_insert(error);
-        }
+    pub(super) fn put(&mut self, value: impl IntoValue) -> &mut Self {
+        self.0.push(value.into_value());
         self
     }
 
-    /// # Errors
-    /// `corrupt` when a value was not encoded; the driver fails with none of those that are put here.
-    pub(super) fn finish(self) -> Result<SqliteArguments, StoreError> {
-        match self.failed {
-            None => Ok(self.values),
-            Some(error) => Err(StoreError::corrupt(format!("a parameter: {error}"))),
-        }
+    pub(super) fn into_values(self) -> impl Iterator<Item = Value> {
+        self.0.into_iter()
     }
 }
 
-/// `args![a, b]`: parameters for one text.
+/// What may be a parameter.
+pub(super) trait IntoValue {
+    fn into_value(self) -> Value;
+}
+
+impl IntoValue for &str {
+    fn into_value(self) -> Value {
+        Value::Text(self.to_owned())
+    }
+}
+
+impl IntoValue for String {
+    fn into_value(self) -> Value {
+        Value::Text(self)
+    }
+}
+
+impl IntoValue for i64 {
+    fn into_value(self) -> Value {
+        Value::Integer(self)
+    }
+}
+
+/// `None` is NULL.
+impl<T: IntoValue> IntoValue for Option<T> {
+    fn into_value(self) -> Value {
+        self.map_or(Value::Null, T::into_value)
+    }
+}
+
+/// `args![a, b]`: parameters for one read.
 macro_rules! args {
     ($($value:expr),* $(,)?) => {{
         let mut args = $crate::store::sqlite::args::Args::default();

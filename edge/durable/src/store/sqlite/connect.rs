@@ -15,7 +15,7 @@ use crate::store::{StoreError, migrate as schema};
 /// write-ahead log block nobody.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Prepared statements of the writer: all there are.
+/// Prepared statements of a connection: all that the writer has, and more than a reader needs.
 const STATEMENTS: usize = 64;
 
 /// The log is copied into the database when it has this many pages of 4 KiB: often enough to stay small, seldom enough not to
@@ -35,7 +35,7 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, StoreError> {
     std::path::absolute(path).map_err(|error| StoreError::Open(format!("{}: {error}", path.display())))
 }
 
-/// What every connection has.
+/// What every connection of the schema's keeper has.
 pub(super) fn options(path: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new()
         .filename(path)
@@ -46,11 +46,7 @@ pub(super) fn options(path: &Path) -> SqliteConnectOptions {
 
 /// A connection that writes transitions. The file is there.
 pub(super) fn writer(path: &Path) -> rusqlite::Result<rusqlite::Connection> {
-    // Its thread is the only one that uses it, and a path is a path.
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = rusqlite::Connection::open_with_flags(path, flags)?;
-    conn.busy_timeout(BUSY_TIMEOUT)?;
-    conn.set_prepared_statement_cache_capacity(STATEMENTS);
+    let conn = attached(path)?;
     conn.pragma_update(None, "journal_mode", "wal")?;
     conn.pragma_update(None, "synchronous", "full")?;
     conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
@@ -70,9 +66,20 @@ fn migrator(path: &Path) -> SqliteConnectOptions {
         .synchronous(SqliteSynchronous::Full)
 }
 
-/// A connection that cannot write.
-pub(super) fn reader(path: &Path) -> SqliteConnectOptions {
-    options(path).pragma("query_only", "true")
+/// A connection that cannot write. The file is there.
+pub(super) fn reader(path: &Path) -> rusqlite::Result<rusqlite::Connection> {
+    let conn = attached(path)?;
+    conn.pragma_update(None, "query_only", "true")?;
+    Ok(conn)
+}
+
+/// A connection to a file that is there. One thread uses it at a time, and a path is a path.
+fn attached(path: &Path) -> rusqlite::Result<rusqlite::Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = rusqlite::Connection::open_with_flags(path, flags)?;
+    conn.busy_timeout(BUSY_TIMEOUT)?;
+    conn.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(conn)
 }
 
 /// Opens the file, or makes it, and brings it to a state in which a store can begin: the schema of this program, and no lease.

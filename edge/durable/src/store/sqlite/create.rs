@@ -5,7 +5,7 @@ use rusqlite::params;
 
 use super::beside::Beside;
 use super::fail::Fail;
-use super::readers::of_run;
+use super::readers::OF_RUN;
 use super::transition::write_checkpoint;
 use super::writer::{Tx, Work};
 use crate::envelope::{CheckpointRow, HeadRow};
@@ -102,7 +102,7 @@ impl Work for Creation {
         {
             return Ok(created);
         }
-        let taken = tx.row(of_run!(), params![id], |row| row.get::<_, bool>(0))?;
+        let taken = tx.row(OF_RUN, params![id], |row| row.get::<_, bool>(0))?;
         match taken {
             Some(true) => return Ok(Created::Exists),
             Some(false) => return Err(StoreError::Deleted.into()),

@@ -104,10 +104,13 @@ impl Reads {
     ) -> Result<Option<Definition>, StoreError> {
         const NEWEST: &str = versions!(" ORDER BY d.version DESC LIMIT 1");
         const EXACTLY: &str = versions!(" AND d.version = ?");
-        let mut reader = self.readers.get().await?;
         let found = match version {
-            None => reader.rows(NEWEST, args![kind, name]).await?,
-            Some(version) => reader.rows(EXACTLY, args![kind, name, signed(version)]).await?,
+            None => self.readers.rows(NEWEST, args![kind, name]).await?,
+            Some(version) => {
+                self.readers
+                    .rows(EXACTLY, args![kind, name, signed(version)])
+                    .await?
+            }
         };
         let Some(row) = found.first() else {
             return Ok(None);
@@ -128,13 +131,12 @@ impl Reads {
              AND d.version = (SELECT max(v.version) FROM definitions v WHERE v.kind = n.kind AND v.name = n.name) \
              WHERE n.kind = ? AND n.name > ? ORDER BY n.name LIMIT ?"
         );
-        let mut reader = self.readers.get().await?;
         let mut after = after.unwrap_or_default();
         let mut whole = Vec::new();
         loop {
             let missing = limit as usize - whole.len();
             let args = args![kind, &*after, signed(missing as u64)];
-            let page = all(&reader.rows(SQL, args).await?, rows::definition)?;
+            let page = all(&self.readers.rows(SQL, args).await?, rows::definition)?;
             let ended = page.len() < missing;
             if let Some(last) = page.last() {
                 after.clone_from(&last.name);
@@ -157,12 +159,11 @@ impl Reads {
         limit: u32,
     ) -> Result<Vec<Definition>, StoreError> {
         const SQL: &str = versions!(" AND d.version > ? ORDER BY d.version LIMIT ?");
-        let mut reader = self.readers.get().await?;
         let mut whole = Vec::new();
         loop {
             let missing = limit as usize - whole.len();
             let args = args![kind, name, signed(after), signed(missing as u64)];
-            let page = all(&reader.rows(SQL, args).await?, rows::definition)?;
+            let page = all(&self.readers.rows(SQL, args).await?, rows::definition)?;
             let ended = page.len() < missing;
             if let Some(last) = page.last() {
                 after = last.version;

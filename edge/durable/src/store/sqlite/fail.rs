@@ -52,7 +52,7 @@ pub(super) fn refused(error: &rusqlite::Error) -> Option<StoreError> {
 }
 
 /// A read that failed. Nothing was written.
-pub(super) fn read(error: sqlx::Error) -> StoreError {
+pub(super) fn read(error: rusqlite::Error) -> StoreError {
     StoreError::unavailable(error)
 }
 
@@ -69,9 +69,4 @@ pub(super) fn open(path: &Path, error: sqlx::Error) -> StoreError {
     } else {
         StoreError::unavailable(error)
     }
-}
-
-/// Whether the connection can be used again after this error.
-pub(super) fn is_usable(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Database(_))
 }

@@ -1,7 +1,5 @@
 //! Gates over all runs, and how much there is of what is not over.
 
-use sqlx::AssertSqlSafe;
-
 use super::args::Args;
 use super::read::Reads;
 use super::rows::bytes_of;
@@ -14,7 +12,6 @@ impl Reads {
         &self,
         filter: GateFilter,
     ) -> Result<Vec<(WaitRecord, DefinitionRef)>, StoreError> {
-        let mut reader = self.readers.get().await?;
         let mut after = filter.after.as_ref().map(|(time, run, wait)| {
             (
                 time.as_millis(),
@@ -26,7 +23,7 @@ impl Reads {
         loop {
             let missing = filter.limit as usize - gates.len();
             let (sql, args) = page(&filter, after.as_ref(), missing);
-            let page = reader.rows(AssertSqlSafe(sql), args).await?;
+            let page = self.readers.rows(sql, args).await?;
             if let Some(last) = page.last() {
                 after = Some(rows::gate_place(last)?);
             }
@@ -46,10 +43,9 @@ impl Reads {
              WHERE waiting_kind IS NOT NULL AND quarantine IS NULL GROUP BY status";
         const ARMED: &str = "SELECT kind, count(*), min(armed_at) FROM waits INDEXED BY waits_kind_armed \
              WHERE status = 'armed' AND kind IS NOT NULL GROUP BY kind";
-        let mut reader = self.readers.get().await?;
         let mut counts = Counts::default();
         for sql in [CLAIMABLE, WAITING] {
-            for row in &reader.rows(sql, Args::default()).await? {
+            for row in &self.readers.rows(sql, Args::default()).await? {
                 let mut cells = Cells::new(row);
                 let status = Status::parse(cells.get()?).filter(|status| !status.is_terminal());
                 if let Some(status) = status {
@@ -57,7 +53,7 @@ impl Reads {
                 }
             }
         }
-        for row in &reader.rows(ARMED, Args::default()).await? {
+        for row in &self.readers.rows(ARMED, Args::default()).await? {
             let mut cells = Cells::new(row);
             if let Some(kind) = WaitingKind::parse(cells.get()?) {
                 counts.armed.insert(kind, cells.count()?);

@@ -126,9 +126,14 @@ impl SqliteStore {
         }
     }
 
-    /// The run of a lease that was just taken. One that cannot be read is given back, and set aside when it is corrupt.
-    async fn acquired(&self, lease: Lease) -> Result<Acquired, StoreError> {
-        let error = match self.reads.load(&lease.run).await {
+    /// The run of a lease that was just taken, as it was found. One that cannot be read is given back, and set aside when it is
+    /// corrupt.
+    async fn acquired(
+        &self,
+        lease: Lease,
+        found: Result<Loaded, StoreError>,
+    ) -> Result<Acquired, StoreError> {
+        let error = match found {
             Ok(loaded) => {
                 return Ok(Acquired {
                     loaded: Loaded {
@@ -155,10 +160,17 @@ impl SqliteStore {
         let mut failed = None;
         while claim.limit > 0 {
             let leases = self.writer.write(ClaimDue(claim.clone())).await?;
-            let found = leases.len();
-            for lease in leases {
+            if leases.is_empty() {
+                break;
+            }
+            let runs: Vec<_> = leases.iter().map(|lease| lease.run.clone()).collect();
+            let found = match self.reads.load_all(&runs).await {
+                Ok(found) => found,
+                Err(error) => runs.iter().map(|_| Err(error.clone())).collect(),
+            };
+            for (lease, found) in leases.into_iter().zip(found) {
                 let run = lease.run.clone();
-                match self.acquired(lease).await {
+                match self.acquired(lease, found).await {
                     Ok(acquired) => {
                         claim.limit -= 1;
                         claimed.runs.push(acquired);
@@ -167,7 +179,7 @@ impl SqliteStore {
                     Err(other) => failed = Some(other),
                 }
             }
-            if found == 0 || claimed.quarantined.is_empty() || failed.is_some() {
+            if claimed.quarantined.is_empty() || failed.is_some() {
                 break;
             }
         }
@@ -207,7 +219,8 @@ impl Store for SqliteStore {
         let run = run.clone();
         Box::pin(async move {
             let lease = self.writer.write(Acquire { run, request }).await?;
-            self.acquired(lease).await
+            let found = self.reads.load(&lease.run).await;
+            self.acquired(lease, found).await
         })
     }
 

@@ -1,12 +1,10 @@
 //! Reads: pages, lists and single rows. What a run has is read with one text, whether there is such a run included.
 
-use sqlx::AssertSqlSafe;
-
 use super::args::{Args, args};
 use super::clock::Clocks;
 use super::readers::{Readers, of_run};
 use super::rebuild::IndexRow;
-use super::rows::{activity_columns, bytes_of, wait_columns};
+use super::rows::{Found, activity_columns, bytes_of, wait_columns};
 use crate::ids::{ActivityId, CorrelationId, DecisionId, Revision, RunId, WaitId};
 use crate::record::{
     ActivityRecord, CheckpointRecord, DecisionRecord, EventRecord, Scope, StepRecord, WaitRecord, WaitingKind,
@@ -15,8 +13,17 @@ use crate::store::rows::{self, Cells, all, signed};
 use crate::store::{Created, Due, IdempotencyKey, Journal, Listed, Loaded, RunFilter, StoreError};
 use crate::time::Timestamp;
 
+/// A run with the lease on it.
+const LOAD: &[&str] = of_run!(concat!(
+    "SELECT ",
+    rows::lease_columns!(),
+    ", ",
+    rows::head_columns!(bytes_of!("r", "state", "state_digest")),
+    " FROM runs r LEFT JOIN run_leases l ON l.run_id = r.run_id WHERE r.run_id = ?"
+));
+
 /// The waits of a run.
-const WAITS: &str = of_run!(concat!(
+const WAITS: &[&str] = of_run!(concat!(
     "SELECT ",
     wait_columns!(),
     " FROM waits w WHERE w.run_id = ? ORDER BY w.armed_at, w.wait_id"
@@ -39,16 +46,32 @@ impl Reads {
     }
 
     pub(super) async fn load(&self, run: &RunId) -> Result<Loaded, StoreError> {
-        const SQL: &str = of_run!(concat!(
-            "SELECT ",
-            rows::lease_columns!(),
-            ", ",
-            rows::head_columns!(bytes_of!("r", "state", "state_digest")),
-            " FROM runs r LEFT JOIN run_leases l ON l.run_id = r.run_id WHERE r.run_id = ?"
-        ));
         let id = run.as_str();
         let lease_now = self.clocks.lease().as_millis();
-        let answer = self.readers.get().await?.of_run(SQL, args![id, id]).await?;
+        let answer = self.readers.of_run(LOAD, args![id, id]).await?;
+        self.loaded(run, lease_now, &answer)
+    }
+
+    /// The same for several runs.
+    ///
+    /// # Errors
+    /// `unavailable` for all of them.
+    pub(super) async fn load_all(
+        &self,
+        runs: &[RunId],
+    ) -> Result<Vec<Result<Loaded, StoreError>>, StoreError> {
+        let lease_now = self.clocks.lease().as_millis();
+        let args = runs.iter().map(|run| args![run.as_str(), run.as_str()]);
+        let answers = self.readers.of_runs(LOAD, args.collect()).await?;
+        let loaded = runs
+            .iter()
+            .zip(answers)
+            .map(|(run, answer)| answer.and_then(|answer| self.loaded(run, lease_now, &answer)));
+        Ok(loaded.collect())
+    }
+
+    /// What `LOAD` has found.
+    fn loaded(&self, run: &RunId, lease_now: i64, answer: &[Vec<Found>]) -> Result<Loaded, StoreError> {
         let row = answer.first().and_then(|rows| rows.first());
         // It was deleted between the two statements.
         let mut cells = Cells::new(row.ok_or(StoreError::Deleted)?);
@@ -57,7 +80,7 @@ impl Reads {
     }
 
     pub(super) async fn journal(&self, run: &RunId, activation: u64) -> Result<Journal, StoreError> {
-        const SQL: &str = of_run!(
+        const SQL: &[&str] = of_run!(
             concat!(
                 "SELECT ",
                 activity_columns!(),
@@ -75,7 +98,7 @@ impl Reads {
         );
         let (id, activation) = (run.as_str(), signed(activation));
         let args = args![id, id, activation, id, activation, id, activation];
-        let answer = self.readers.get().await?.of_run(SQL, args).await?;
+        let answer = self.readers.of_run(SQL, args).await?;
         let mut answer = answer.into_iter();
         let mut next = || answer.next().unwrap_or_default();
         Ok(Journal {
@@ -89,7 +112,7 @@ impl Reads {
         run: &RunId,
         id: &ActivityId,
     ) -> Result<Option<ActivityRecord>, StoreError> {
-        const SQL: &str = of_run!(concat!(
+        const SQL: &[&str] = of_run!(concat!(
             "SELECT ",
             activity_columns!(),
             " FROM activities a WHERE a.run_id = ? AND a.activity_id = ?"
@@ -105,12 +128,12 @@ impl Reads {
         after: Option<&ActivityId>,
         limit: u32,
     ) -> Result<Vec<ActivityRecord>, StoreError> {
-        const FIRST: &str = of_run!(concat!(
+        const FIRST: &[&str] = of_run!(concat!(
             "SELECT ",
             activity_columns!(),
             " FROM activities a WHERE a.run_id = ? ORDER BY a.activation, a.activity_id LIMIT ?"
         ));
-        const NEXT: &str = of_run!(concat!(
+        const NEXT: &[&str] = of_run!(concat!(
             "SELECT ",
             activity_columns!(),
             " FROM activities a WHERE a.run_id = ? AND (a.activation, a.activity_id) > \
@@ -129,7 +152,7 @@ impl Reads {
     }
 
     pub(super) async fn wait(&self, run: &RunId, id: &WaitId) -> Result<Option<WaitRecord>, StoreError> {
-        const SQL: &str = of_run!(concat!(
+        const SQL: &[&str] = of_run!(concat!(
             "SELECT ",
             wait_columns!(),
             " FROM waits w WHERE w.run_id = ? AND w.wait_id = ?"
@@ -141,8 +164,8 @@ impl Reads {
 
     pub(super) async fn keyed(&self, key: &IdempotencyKey) -> Result<Option<Created>, StoreError> {
         const SQL: &str = "SELECT request, run_id FROM idempotency_keys WHERE scope = ? AND key = ?";
-        let mut reader = self.readers.get().await?;
-        let found = reader
+        let found = self
+            .readers
             .rows(SQL, args![key.scope.as_str(), key.key.as_str()])
             .await?;
         found.first().map(|row| rows::keyed(row, key)).transpose()
@@ -171,12 +194,12 @@ impl Reads {
             " FROM waits w INDEXED BY waits_armed WHERE w.correlation_id = ? AND w.status = 'armed' \
              ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ? OFFSET ?"
         );
-        let mut reader = self.readers.get().await?;
         let mut armed = Vec::new();
         let mut seen = 0;
         loop {
             let missing = i64::from(limit) - signed(armed.len() as u64);
-            let page = reader
+            let page = self
+                .readers
                 .rows(SQL, args![correlation.as_str(), missing, seen])
                 .await?;
             armed.extend(page.iter().filter_map(|row| rows::wait(row, None).ok()));
@@ -201,8 +224,8 @@ impl Reads {
              WHERE d.decision_id = ? AND d.scope >= 'wait:' AND d.scope < 'wait;' AND w.correlation_id = ? \
              ORDER BY w.armed_at, w.run_id, w.wait_id LIMIT ?"
         );
-        let mut reader = self.readers.get().await?;
-        let found = reader
+        let found = self
+            .readers
             .rows(SQL, args![id.as_str(), correlation.as_str(), i64::from(limit)])
             .await?;
         Ok(found
@@ -223,7 +246,7 @@ impl Reads {
             " FROM decisions d WHERE d.run_id = ? AND d.scope = ? AND d.decision_id = ?"
         );
         let args = args![run.as_str(), scope.to_text(), id.as_str()];
-        let found = self.readers.get().await?.rows(SQL, args).await?;
+        let found = self.readers.rows(SQL, args).await?;
         found.first().map(|row| rows::decision(row, run)).transpose()
     }
 
@@ -238,7 +261,7 @@ impl Reads {
             " FROM decisions d WHERE d.run_id = ? AND d.scope = ? ORDER BY d.created_at, d.decision_id"
         );
         let args = args![run.as_str(), scope.to_text()];
-        let found = self.readers.get().await?.rows(SQL, args).await?;
+        let found = self.readers.rows(SQL, args).await?;
         all(&found, |row| rows::decision(row, run))
     }
 
@@ -248,7 +271,7 @@ impl Reads {
         after: u64,
         limit: u32,
     ) -> Result<Vec<StepRecord>, StoreError> {
-        const SQL: &str = of_run!(
+        const SQL: &[&str] = of_run!(
             "SELECT s.body FROM steps s WHERE s.run_id = ? AND s.activation > ? ORDER BY s.activation LIMIT ?"
         );
         let args = args![run.as_str(), run.as_str(), signed(after), i64::from(limit)];
@@ -267,7 +290,7 @@ impl Reads {
             " FROM events e WHERE e.run_id = ? AND e.seq > ? ORDER BY e.seq LIMIT ?"
         );
         let args = args![run.as_str(), signed(after), i64::from(limit)];
-        let found = self.readers.get().await?.rows(SQL, args).await?;
+        let found = self.readers.rows(SQL, args).await?;
         all(&found, rows::event)
     }
 
@@ -277,7 +300,7 @@ impl Reads {
         before: Option<Revision>,
         limit: u32,
     ) -> Result<Vec<CheckpointRecord>, StoreError> {
-        const SQL: &str = of_run!(concat!(
+        const SQL: &[&str] = of_run!(concat!(
             "SELECT ",
             rows::checkpoint_columns!("NULL"),
             " FROM checkpoints c WHERE c.run_id = ? AND (? IS NULL OR c.revision < ?) \
@@ -295,7 +318,7 @@ impl Reads {
         run: &RunId,
         revision: Revision,
     ) -> Result<CheckpointRecord, StoreError> {
-        const SQL: &str = of_run!(concat!(
+        const SQL: &[&str] = of_run!(concat!(
             "SELECT ",
             rows::checkpoint_columns!(concat!(
                 "CASE WHEN c.pruned THEN NULL ELSE ",
@@ -312,7 +335,7 @@ impl Reads {
 
     pub(super) async fn list(&self, filter: RunFilter) -> Result<Vec<Listed>, StoreError> {
         let (sql, args) = list(filter);
-        let found = self.readers.get().await?.rows(AssertSqlSafe(sql), args).await?;
+        let found = self.readers.rows(sql, args).await?;
         all(&found, rows::listed)
     }
 
@@ -337,7 +360,7 @@ impl Reads {
             run,
             i64::from(limit),
         ];
-        let found = self.readers.get().await?.rows(SQL, args).await?;
+        let found = self.readers.rows(SQL, args).await?;
         all(&found, rows::due)
     }
 
@@ -346,7 +369,7 @@ impl Reads {
         const SQL: &str =
             "SELECT run_id, revision, signal, due_at FROM runs WHERE run_id > ? ORDER BY run_id LIMIT ?";
         let args = args![after.map_or("", RunId::as_str), i64::from(limit)];
-        let found = self.readers.get().await?.rows(SQL, args).await?;
+        let found = self.readers.rows(SQL, args).await?;
         all(&found, |row| {
             let mut cells = Cells::new(row);
             Ok(IndexRow {
@@ -358,12 +381,8 @@ impl Reads {
         })
     }
 
-    async fn of_run(
-        &self,
-        sql: &'static str,
-        args: Args,
-    ) -> Result<Vec<sqlx::sqlite::SqliteRow>, StoreError> {
-        let answer = self.readers.get().await?.of_run(sql, args).await?;
+    async fn of_run(&self, texts: &'static [&'static str], args: Args) -> Result<Vec<Found>, StoreError> {
+        let answer = self.readers.of_run(texts, args).await?;
         Ok(answer.into_iter().next().unwrap_or_default())
     }
 }

@@ -1,65 +1,55 @@
 //! Connections that read. They see what is durable, block nobody and are blocked by nobody.
+//!
+//! A read is one trip to a thread that may wait for the disk, whatever it asks and however many rows it finds: the trip costs more
+//! than the statements do. A driver that makes one for each statement and each row costs several times as much.
 
-use std::path::Path;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use futures_util::TryStreamExt as _;
 use parking_lot::Mutex;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteRow};
-use sqlx::{ConnectOptions as _, Connection as _, Either, Executor as _, Row as _, SqlSafeStr};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use rusqlite::Connection;
+use rusqlite::types::Value;
+use tokio::sync::Semaphore;
 
 use super::args::Args;
 use super::connect;
 use super::fail;
+use super::rows::Found;
 use crate::store::StoreError;
 
 /// Whether a run is there: true, false when it was deleted, no row when it never was. One parameter.
+pub(super) const OF_RUN: &str =
+    "SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = f.run_id) FROM run_fences f WHERE f.run_id = ?";
+
+/// The texts of a read about one run: whether there is such a run, and what is asked of it.
 macro_rules! of_run {
     ($($rest:expr),*) => {
-        concat!(
-            "SELECT EXISTS (SELECT 1 FROM runs WHERE run_id = f.run_id) FROM run_fences f WHERE f.run_id = ?"
-            $(, "; ", $rest)*
-        )
+        &[$crate::store::sqlite::readers::OF_RUN, $($rest),*]
     };
 }
 pub(super) use of_run;
 
-/// Connections at most. Each has a thread, and there are few cores to read on.
+/// Connections at most: reads that are under way at once, on few cores.
 const CONNECTIONS: usize = 4;
+
+/// The rows of each statement of a read.
+type Answers = Vec<Vec<Found>>;
 
 /// A few connections, made when they are needed and kept.
 pub(super) struct Readers {
-    options: SqliteConnectOptions,
-    idle: Mutex<Vec<SqliteConnection>>,
-    places: Semaphore,
+    path: PathBuf,
+    idle: Arc<Mutex<Vec<Connection>>>,
+    places: Arc<Semaphore>,
 }
 
 impl Readers {
     pub(super) fn new(path: &Path) -> Self {
         Self {
-            options: connect::reader(path),
-            idle: Mutex::new(Vec::with_capacity(CONNECTIONS)),
-            places: Semaphore::new(CONNECTIONS),
+            path: path.to_owned(),
+            idle: Arc::new(Mutex::new(Vec::with_capacity(CONNECTIONS))),
+            places: Arc::new(Semaphore::new(CONNECTIONS)),
         }
-    }
-
-    /// A connection, when one is free.
-    pub(super) async fn get(&self) -> Result<Reader<'_>, StoreError> {
-        let place = self
-            .places
-            .acquire()
-            .await
-            .map_err(|_| StoreError::unavailable("the store is closed"))?;
-        let idle = self.idle.lock().pop();
-        let conn = match idle {
-            Some(conn) => conn,
-            None => self.options.connect().await.map_err(fail::read)?,
-        };
-        Ok(Reader {
-            readers: self,
-            conn: Some(conn),
-            _place: place,
-        })
     }
 
     /// Waits for the reads that are under way and closes the connections. Later reads are refused.
@@ -70,93 +60,120 @@ impl Readers {
         drop(places);
         let idle = std::mem::take(&mut *self.idle.lock());
         for conn in idle {
-            if let Err(error) = conn.close().await {
+            if let Err((_, error)) = conn.close() {
                 tracing::warn!(%error, "a connection was not closed in order");
             }
         }
     }
+
+    /// Reads with a connection, on a thread that may wait. What was begun is read to its end, whoever waits for it.
+    async fn with<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let place = Arc::clone(&self.places)
+            .acquire_owned()
+            .await
+            .map_err(|_| StoreError::unavailable("the store is closed"))?;
+        let (path, idle) = (self.path.clone(), Arc::clone(&self.idle));
+        let reading = tokio::task::spawn_blocking(move || {
+            // Given back after the connection: whoever has a place finds one.
+            let _place = place;
+            let kept = idle.lock().pop();
+            let conn = match kept {
+                Some(conn) => conn,
+                None => connect::reader(&path)?,
+            };
+            let answer = read(&conn);
+            idle.lock().push(conn);
+            answer
+        });
+        match reading.await {
+            Ok(answer) => answer.map_err(fail::read),
+            Err(error) => Err(StoreError::unavailable(error)),
+        }
+    }
+
+    /// The rows of one statement.
+    pub(super) async fn rows(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        args: Args,
+    ) -> Result<Vec<Found>, StoreError> {
+        let sql = sql.into();
+        self.with(move |conn| rows(conn, &sql, &mut args.into_values()))
+            .await
+    }
+
+    /// The rows of the statements of a read about one run, made by `of_run!`.
+    ///
+    /// # Errors
+    /// `not_found`, `deleted`.
+    pub(super) async fn of_run(
+        &self,
+        texts: &'static [&'static str],
+        args: Args,
+    ) -> Result<Answers, StoreError> {
+        self.with(move |conn| all(conn, texts, args))
+            .await
+            .and_then(there)
+    }
+
+    /// The same for several runs, each with parameters of its own; one trip for all of them.
+    pub(super) async fn of_runs(
+        &self,
+        texts: &'static [&'static str],
+        args: Vec<Args>,
+    ) -> Result<Vec<Result<Answers, StoreError>>, StoreError> {
+        let answers = self.with(move |conn| {
+            args.into_iter()
+                .map(|args| all(conn, texts, args))
+                .collect::<rusqlite::Result<Vec<_>>>()
+        });
+        Ok(answers.await?.into_iter().map(there).collect())
+    }
+}
+
+/// What is left of an answer about a run that is there.
+fn there(mut answers: Answers) -> Result<Answers, StoreError> {
+    if answers.is_empty() {
+        return Err(StoreError::corrupt("no answer"));
+    }
+    match answers.remove(0).first().map(Found::is_true) {
+        Some(true) => Ok(answers),
+        Some(false) => Err(StoreError::Deleted),
+        None => Err(StoreError::NotFound),
+    }
+}
+
+fn all(conn: &Connection, texts: &[&str], args: Args) -> rusqlite::Result<Answers> {
+    let mut values = args.into_values();
+    texts.iter().map(|sql| rows(conn, sql, &mut values)).collect()
+}
+
+/// The rows of one statement, which takes its parameters from the front.
+fn rows(
+    conn: &Connection,
+    sql: &str,
+    values: &mut impl Iterator<Item = Value>,
+) -> rusqlite::Result<Vec<Found>> {
+    let mut statement = conn.prepare_cached(sql)?;
+    for at in 1..=statement.parameter_count() {
+        if let Some(value) = values.next() {
+            statement.raw_bind_parameter(at, value)?;
+        }
+    }
+    let columns = statement.column_count();
+    let mut cursor = statement.raw_query();
+    let mut found = Vec::new();
+    while let Some(row) = cursor.next()? {
+        found.push(Found::read(row, columns)?);
+    }
+    Ok(found)
 }
 
 impl std::fmt::Debug for Readers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Readers").finish_non_exhaustive()
-    }
-}
-
-/// A connection on loan.
-pub(super) struct Reader<'r> {
-    readers: &'r Readers,
-    /// None when it failed in a way that it does not survive.
-    conn: Option<SqliteConnection>,
-    _place: SemaphorePermit<'r>,
-}
-
-impl Drop for Reader<'_> {
-    fn drop(&mut self) {
-        if let Some(conn) = self.conn.take() {
-            self.readers.idle.lock().push(conn);
-        }
-    }
-}
-
-impl Reader<'_> {
-    /// The rows of each statement of a text.
-    pub(super) async fn all(
-        &mut self,
-        sql: impl SqlSafeStr,
-        args: Args,
-    ) -> Result<Vec<Vec<SqliteRow>>, StoreError> {
-        let args = args.finish()?;
-        let conn = self
-            .conn
-            .as_mut()
-            .ok_or_else(|| StoreError::unavailable("the connection is lost"))?;
-        let mut answer = conn.fetch_many(sqlx::query_with(sql, args));
-        let mut statements = Vec::new();
-        let mut rows = Vec::new();
-        let error = loop {
-            match answer.try_next().await {
-                Ok(Some(Either::Right(row))) => rows.push(row),
-                Ok(Some(Either::Left(_))) => statements.push(std::mem::take(&mut rows)),
-                Ok(None) => return Ok(statements),
-                Err(error) => break error,
-            }
-        };
-        drop(answer);
-        if !fail::is_usable(&error) {
-            self.conn = None;
-        }
-        Err(fail::read(error))
-    }
-
-    /// The rows of one statement.
-    pub(super) async fn rows(
-        &mut self,
-        sql: impl SqlSafeStr,
-        args: Args,
-    ) -> Result<Vec<SqliteRow>, StoreError> {
-        Ok(self.all(sql, args).await?.pop().unwrap_or_default())
-    }
-
-    /// The rows of the statements of a text about one run, made by `of_run!`.
-    ///
-    /// # Errors
-    /// `not_found`, `deleted`.
-    pub(super) async fn of_run(
-        &mut self,
-        sql: impl SqlSafeStr,
-        args: Args,
-    ) -> Result<Vec<Vec<SqliteRow>>, StoreError> {
-        let mut answer = self.all(sql, args).await?;
-        if answer.is_empty() {
-            return Err(StoreError::corrupt("no answer"));
-        }
-        let found = answer.remove(0);
-        match found.first().map(|row| row.try_get(0)) {
-            Some(Ok(true)) => Ok(answer),
-            Some(Ok(false)) => Err(StoreError::Deleted),
-            Some(Err(error)) => Err(fail::read(error)),
-            None => Err(StoreError::NotFound),
-        }
     }
 }
