@@ -363,6 +363,26 @@ fn what_is_no_database_is_named() {
     });
 }
 
+/// An empty database is brought to the schema like an old one, so that a script need not know which it has; but a file that was not
+/// there is told from one that was.
+#[test]
+fn a_sqlite_file_that_is_not_there_is_created_and_that_is_said() {
+    run(60, async {
+        let dir = tempfile::tempdir().unwrap();
+        configuration(dir.path(), "sqlite://new.db");
+        done(&db(dir.path(), &["migrate"]).await, "new.db: created");
+        let again = db(dir.path(), &["migrate"]).await;
+        assert!(!done(&again, "has the schema").contains("created"));
+        let empty = dir.path().join("empty.db");
+        std::fs::write(&empty, "").unwrap();
+        configuration(dir.path(), "sqlite://empty.db");
+        assert!(!done(&db(dir.path(), &["migrate"]).await, "has the schema").contains("created"));
+        configuration(dir.path(), "sqlite://no/such/place.db");
+        refused(&db(dir.path(), &["migrate"]).await, &["place.db"]);
+        assert!(!dir.path().join("no").exists());
+    });
+}
+
 #[test]
 fn a_store_that_cannot_be_opened_says_why_once_and_keeps_its_password() {
     run(60, async {

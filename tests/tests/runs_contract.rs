@@ -3,7 +3,7 @@
 use iop_tests::llm::Say;
 use iop_tests::run;
 use iop_tests::runs::agents::{FRAGILE, GUARDED, WORKER, all};
-use iop_tests::runs::{Api, BOSS, Db, OWNER, Sse, World};
+use iop_tests::runs::{Api, BOSS, Db, OWNER, Sse, World, encode};
 use serde_json::{Value, json};
 
 /// What a key without the role sends: nothing of it would be taken from anybody.
@@ -224,5 +224,136 @@ fn every_event_of_a_stream_says_its_life() {
         let first = api.stream(&run, Some(0)).await.rest().await;
         let lives: Vec<u64> = first.iter().map(|e| e.body["life"].as_u64().unwrap()).collect();
         assert_eq!((lives[0], lives[1], lives.last()), (2, 1, Some(&1)), "{first:?}");
+    });
+}
+
+/// The pages of a list, walked to its end with a cursor; each but the last has rows and no more than asked for.
+async fn pages(api: &Api, path: &str, limit: usize) -> Vec<Vec<Value>> {
+    let sign = if path.contains('?') { '&' } else { '?' };
+    let (mut pages, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = api.seen(&format!("{path}{sign}limit={limit}{after}")).await;
+        let rows = page["data"].as_array().unwrap().clone();
+        let more = page["has_more"].as_bool().unwrap();
+        assert_eq!(more, page["next_after"].is_string(), "{path}: {page}");
+        assert!(
+            rows.len() <= limit && !(rows.is_empty() && more),
+            "{path}: {} rows, more: {more}",
+            rows.len()
+        );
+        pages.push(rows);
+        let Some(next) = page["next_after"].as_str() else {
+            return pages;
+        };
+        after = format!("&after={}", encode(next));
+    }
+}
+
+#[test]
+fn what_a_run_waits_for_is_listed_in_pages_as_everything_is() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let ask = "{\"prompt\":\"?\"}";
+        let calls = [
+            ("a", "deploy", "{}"),
+            ("b", "request_input", ask),
+            ("c", "deploy", "{}"),
+            ("d", "request_input", ask),
+            ("e", "deploy", "{}"),
+        ];
+        world
+            .stubs
+            .llm
+            .plays("many", vec![Say::calls(&calls), Say::text("done")]);
+        let run = api.run(GUARDED, "many").await;
+        api.waits_on(&run, "approval", 3).await;
+        let other = paused(&world, &api, "another").await.0;
+        for (room, count) in [("approvals", 3), ("waits", 2)] {
+            let path = format!("/runs/{run}/{room}");
+            let whole = pages(&api, &path, 200).await.concat();
+            assert_eq!(whole.len(), count);
+            for limit in [1, 2] {
+                let walked = pages(&api, &path, limit).await;
+                assert_eq!(walked.len(), count.div_ceil(limit), "{path}");
+                assert_eq!(walked.concat(), whole, "{path}");
+            }
+            for wrong in ["limit=0", "limit=201", "limit=", "after=", "after=zz", "x=1"] {
+                let answer = api.get(&format!("{path}?{wrong}")).await;
+                let param = wrong.split('=').next().unwrap();
+                assert_eq!(
+                    (answer.status(), &answer.json()["error"]["param"]),
+                    (400, &json!(param)),
+                    "{path}?{wrong}"
+                );
+            }
+        }
+        // A cursor says a place, not whose list it is of.
+        let next = api.seen(&format!("/runs/{run}/approvals?limit=1")).await["next_after"].clone();
+        let next = encode(next.as_str().unwrap());
+        let answer = api.get(&format!("/runs/{other}/approvals?after={next}")).await;
+        assert_eq!(answer.status(), 200);
+        api.get(&format!("/approvals?after={next}"))
+            .await
+            .assert_error(400, "invalid_request");
+    });
+}
+
+#[test]
+fn a_page_of_runs_is_bounded_in_bytes_and_the_list_is_whole() {
+    const LONG: usize = 3 << 20;
+    run(120, async {
+        for db in Db::BOTH {
+            let world = World::start(db, all).await;
+            let api = world.api();
+            world.stubs.llm.plays("long", vec![Say::text(&"x".repeat(LONG))]);
+            let mut made = Vec::new();
+            for n in 0..5 {
+                let input = if n == 2 { "short" } else { "long" };
+                let run = api.run(WORKER, input).await;
+                api.succeeded(&run).await;
+                made.push(run);
+            }
+            let pages = pages(&api, "/runs", 200).await;
+            let listed: Vec<&str> = pages
+                .iter()
+                .flatten()
+                .map(|run| run["id"].as_str().unwrap())
+                .collect();
+            assert_eq!(listed, made);
+            assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [3, 2]);
+            let output = pages[1][1]["outcome"]["output"].as_str().unwrap();
+            assert_eq!(output.len(), LONG);
+        }
+    });
+}
+
+/// Whoever stops at an empty page still finds what there is.
+#[test]
+fn an_approval_is_found_behind_thousands_that_do_not_fit() {
+    const CALLS: usize = 200;
+    const RUNS: usize = 11;
+    run(240, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let ids: Vec<String> = (0..CALLS).map(|n| format!("c{n}")).collect();
+        let calls: Vec<(&str, &str, &str)> = ids.iter().map(|id| (id.as_str(), "deploy", "{}")).collect();
+        world.stubs.llm.plays("much", vec![Say::calls(&calls)]);
+        for _ in 0..RUNS {
+            let run = api.run(GUARDED, "much").await;
+            api.waits_on(&run, "approval", CALLS).await;
+            let cancel = json!({"reason": "enough", "cancel_id": "c"});
+            let answer = api.post(&format!("/runs/{run}/cancel"), &cancel).await;
+            assert_eq!(answer.json()["status"], "cancelled", "{}", answer.text());
+        }
+        let (run, approval) = paused(&world, &api, "denied").await;
+        assert_eq!(api.decide(&run, &approval, "deny", "d").await.status(), 200);
+        for limit in [1, 200] {
+            let found = pages(&api, "/approvals?status=denied", limit).await;
+            assert_eq!(found[0][0]["id"], approval["id"]);
+            assert_eq!(found.concat().len(), 1);
+        }
+        let cancelled = pages(&api, "/approvals?status=cancelled", 200).await;
+        assert_eq!(cancelled.concat().len(), CALLS * RUNS);
     });
 }

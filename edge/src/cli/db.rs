@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use iop_durable::store::sqlite::path_of;
 use iop_durable::store::{migrate, upkeep};
 use iop_edge::config::StoreUrl;
 
@@ -18,7 +19,7 @@ pub(super) struct Db {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Brings the database to the schema of this program. Stop every edge that uses it before.
+    /// Brings the database to the schema of this program, and makes a SQLite file that is not there. Stop every edge that uses it before.
     Migrate,
     /// Copies a SQLite database into a file that is not there yet; edges may run meanwhile.
     Backup { file: PathBuf },
@@ -61,8 +62,14 @@ pub(super) fn run(db: &Db) -> ExitCode {
 async fn work(verb: &Verb, url: &str) -> anyhow::Result<String> {
     Ok(match verb {
         Verb::Migrate => {
+            let file = path_of(url);
+            let absent = file.as_deref().filter(|file| !file.exists());
             migrate::migrate(url).await?;
-            String::from("the database has the schema of this program")
+            match absent {
+                // A slip in the URL is told from an upgrade by this word.
+                Some(file) => format!("{}: created, with the schema of this program", file.display()),
+                None => String::from("the database has the schema of this program"),
+            }
         }
         Verb::Backup { file } => {
             upkeep::backup(url, file).await?;

@@ -8,6 +8,7 @@ pub(crate) mod catalog;
 mod create;
 pub(crate) mod gates;
 pub(crate) mod live;
+pub(crate) mod merged;
 mod observed;
 pub(crate) mod outside;
 pub(crate) mod people;

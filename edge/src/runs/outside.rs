@@ -9,11 +9,13 @@ use iop_durable::ids::{CorrelationId, DecisionId, RunId, WaitId};
 use iop_durable::record::{WaitRecord, WaitingKind};
 use iop_durable::runner::{Addressed, Operator, Resolved, RunError};
 use iop_durable::store::Loaded;
+use iop_durable::time::Timestamp;
 use iop_durable::token::ResumeToken;
 use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::gates::{self, NotTold, Standing, Told, Word};
+use super::people::list::part;
 use super::people::{decider, fits};
 use super::problem::{Code, Problem};
 use super::{Engine, Runs, Seen};
@@ -164,15 +166,21 @@ async fn wait_of(engine: &Engine, loaded: &Loaded, id: &str) -> Result<WaitRecor
 }
 
 impl Runs {
-    /// The waits of a run, in order of their arming. Needs no definition (D269).
+    /// The waits of a run behind a place, in order of their arming: at most `limit`, and where the next page begins when there are
+    /// more. Needs no definition (D269).
     ///
     /// # Errors
     /// `run_not_found`, `run_deleted`; the store's.
-    pub(crate) async fn waits(&self, caller: &Caller, run: &str) -> Result<Vec<WaitRecord>, Problem> {
+    pub(crate) async fn waits(
+        &self,
+        caller: &Caller,
+        run: &str,
+        after: Option<&(Timestamp, WaitId)>,
+        limit: u32,
+    ) -> Result<(Vec<WaitRecord>, Option<(Timestamp, WaitId)>), Problem> {
         let Seen { engine, loaded } = self.see(caller, run).await?;
-        let mut waits = engine.store.waits(&loaded.head.id).await?;
-        waits.retain(is_outside);
-        Ok(waits)
+        let waits = engine.store.waits(&loaded.head.id).await?;
+        Ok(part(waits, is_outside, after, limit))
     }
 
     /// Delivers to one wait.

@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 
 use super::callers::{Admin, Overseer};
 use super::extract::{Declared, Hosted, Search, Url};
-use super::list::{List, Page};
+use super::list::{List, Page, no_cursor};
 use crate::agents::spec::AgentSpec;
 use crate::runs::catalog::Version;
 use crate::runs::problem::Problem;
@@ -123,8 +123,7 @@ async fn versions(
     Search(page): Search<Page>,
 ) -> Result<Reply<List<AgentObject>>, Problem> {
     let after = page.after.as_deref().map_or(Ok(0), str::parse::<u64>);
-    let after =
-        after.map_err(|_| Problem::invalid("after", "after must be the next_after of the page before."))?;
+    let after = after.map_err(|_| no_cursor())?;
     let found = runs
         .catalog()
         .versions(&name, after, page.limit.and_one())

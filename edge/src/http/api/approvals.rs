@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 use super::after::{After, after};
 use super::callers::{Operator, Reader};
 use super::extract::{Hosted, Json, Search, Url};
-use super::list::{Limit, List, cursor, place};
+use super::list::{Limit, List, Page, cursor, no_cursor, place};
 use super::matching::{self, Said};
 use crate::agents::journal::ApprovalDecision;
 use crate::runs::people::Decide;
@@ -88,22 +88,25 @@ async fn all(
 
 fn place_of(after: &str) -> Result<crate::runs::people::list::Place, Problem> {
     let (at, [run, wait]) = place::<2>(after)?;
-    let invalid = || Problem::invalid("after", "after must be the next_after of the page before.");
-    let run = RunId::new(&run).map_err(|_| invalid())?;
-    let wait = WaitId::new(&wait).map_err(|_| invalid())?;
+    let run = RunId::new(&run).map_err(|_| no_cursor())?;
+    let wait = WaitId::new(&wait).map_err(|_| no_cursor())?;
     Ok((at, run, wait))
 }
 
 /// The approvals of a run, in the order in which they were asked for.
-#[utoipa::path(get, path = "/runs/{id}/approvals", tag = "people", operation_id = "list_run_approvals", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/runs/{id}/approvals", tag = "people", operation_id = "list_run_approvals", params(("id" = String, Path), Page),
     responses((status = 200, body = List<ApprovalObject>)))]
 async fn of_run(
     Reader(caller): Reader,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
+    Search(page): Search<Page>,
 ) -> Result<Reply<List<ApprovalObject>>, Problem> {
-    let rows = runs.approvals_of(&caller, &run).await?;
-    Ok(Reply(List::whole(rows)))
+    let after = page.wait()?;
+    let (rows, next) = runs
+        .approvals_of(&caller, &run, after.as_ref(), page.limit.get())
+        .await?;
+    Ok(Reply(List::whole(rows).behind(next)))
 }
 
 /// Decides an approval. Role `operator`. The decision is stored before anything else happens.

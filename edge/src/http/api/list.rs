@@ -1,5 +1,6 @@
 //! Lists (durable-api §1): `limit`, `after`, and an envelope that says whether there is more.
 
+use iop_durable::ids::WaitId;
 use iop_durable::time::Timestamp;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -55,6 +56,21 @@ pub(super) struct Page {
     pub(super) after: Option<String>,
 }
 
+impl Page {
+    /// The wait of a run behind which the page begins.
+    ///
+    /// # Errors
+    /// `invalid_request` at `after`.
+    pub(super) fn wait(&self) -> Result<Option<(Timestamp, WaitId)>, Problem> {
+        let Some(after) = &self.after else { return Ok(None) };
+        let (at, [id]) = place::<1>(after)?;
+        match WaitId::new(&id) {
+            Ok(id) => Ok(Some((at, id))),
+            Err(_) => Err(no_cursor()),
+        }
+    }
+}
+
 /// A page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct List<T> {
@@ -104,6 +120,12 @@ impl<T> List<T> {
         self
     }
 
+    /// As part of the list of a run's waits, which goes on behind this one.
+    pub(super) fn behind(self, next: Option<(Timestamp, WaitId)>) -> Self {
+        let next = next.map(|(at, wait)| cursor(at, &[wait.as_str()]));
+        self.continued(next.is_some(), next)
+    }
+
     pub(super) fn map<U>(self, f: impl FnMut(T) -> U) -> List<U> {
         List {
             object: self.object,
@@ -151,7 +173,12 @@ pub(super) fn place<const N: usize>(cursor: &str) -> Result<(Timestamp, [String;
             .collect();
         Some((at, <[String; N]>::try_from(ids).ok()?))
     };
-    read().ok_or_else(|| Problem::invalid("after", "after must be the next_after of the page before."))
+    read().ok_or_else(no_cursor)
+}
+
+/// What is no cursor of this list.
+pub(super) fn no_cursor() -> Problem {
+    Problem::invalid("after", "after must be the next_after of the page before.")
 }
 
 fn bytes_of(text: &str) -> Option<Vec<u8>> {

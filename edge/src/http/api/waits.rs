@@ -12,8 +12,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::callers::{Operator, Reader, Steerer};
-use super::extract::{Hosted, Json, Url};
-use super::list::List;
+use super::extract::{Hosted, Json, Search, Url};
+use super::list::{List, Page};
 use super::matching::{self, Said};
 use super::shown;
 use crate::http::auth::Caller;
@@ -68,15 +68,21 @@ struct WaitCancellation {
 }
 
 /// The waits of a run, whatever became of them, in order of their arming. Approvals have a list of their own.
-#[utoipa::path(get, path = "/runs/{id}/waits", tag = "outside", operation_id = "list_waits", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/runs/{id}/waits", tag = "outside", operation_id = "list_waits", params(("id" = String, Path), Page),
     responses((status = 200, body = List<WaitObject>)))]
 async fn of_run(
     Reader(caller): Reader,
     Hosted(runs): Hosted,
     Url(run): Url<String>,
+    Search(page): Search<Page>,
 ) -> Result<Reply<List<WaitObject>>, Problem> {
-    let waits = runs.waits(&caller, &run).await?;
-    Ok(Reply(List::whole(waits.iter().map(WaitObject::of).collect())))
+    let after = page.wait()?;
+    let (waits, next) = runs
+        .waits(&caller, &run, after.as_ref(), page.limit.get())
+        .await?;
+    Ok(Reply(
+        List::whole(waits.iter().map(WaitObject::of).collect()).behind(next),
+    ))
 }
 
 /// Delivers to one wait. Role `operator`.

@@ -1,7 +1,5 @@
 //! Approvals over all runs: both engines as one list.
 
-use std::collections::VecDeque;
-
 use iop_durable::ids::{RunId, WaitId};
 use iop_durable::record::{DefinitionRef, Scope, WaitRecord, WaitingKind};
 use iop_durable::store::GateFilter;
@@ -10,12 +8,15 @@ use iop_durable::time::Timestamp;
 use crate::http::auth::Caller;
 use crate::runs::catalog::AGENT;
 use crate::runs::gates;
+use crate::runs::merged::{Merged, PAGE_BYTES, Rows};
 use crate::runs::problem::Problem;
 use crate::runs::view::ApprovalObject;
 use crate::runs::{Engine, Runs, Seen, sees};
 
-/// Gates that one page of a list looks at.
+/// Gates that one page looks at, once it has an approval.
 const LOOKED_AT: u32 = 2_000;
+/// Gates that one page looks at in any case: only behind that many without one that fits is a page empty and not the last.
+const FRUITLESS: u32 = 50_000;
 
 /// A place in the list: when the gate was armed, its run, itself.
 pub(crate) type Place = (Timestamp, RunId, WaitId);
@@ -41,32 +42,45 @@ pub(crate) struct Found {
     pub(crate) durable: bool,
 }
 
-/// Gates of one engine, page by page.
-struct Gates<'a> {
-    engine: &'a Engine,
-    filter: GateFilter,
-    page: VecDeque<(WaitRecord, DefinitionRef)>,
-    done: bool,
+/// Gates as the filter says.
+struct Gates(GateFilter);
+
+impl Rows for Gates {
+    type Row = (WaitRecord, DefinitionRef);
+    type Place = Place;
+
+    fn place((wait, _): &Self::Row) -> Place {
+        place(wait)
+    }
+
+    fn bytes((wait, _): &Self::Row) -> usize {
+        bytes(wait)
+    }
+
+    async fn read(
+        &self,
+        engine: &Engine,
+        after: Option<Place>,
+        limit: u32,
+    ) -> Result<Vec<Self::Row>, Problem> {
+        let filter = GateFilter {
+            after,
+            limit,
+            ..self.0.clone()
+        };
+        Ok(engine.store.gates(filter).await?)
+    }
 }
 
-impl Gates<'_> {
-    /// The place of the next one.
-    async fn peek(&mut self) -> Result<Option<Place>, Problem> {
-        if self.page.is_empty() && !self.done {
-            let page = self.engine.store.gates(self.filter.clone()).await?;
-            self.done = (page.len() as u64) < u64::from(self.filter.limit);
-            if let Some((last, _)) = page.last() {
-                self.filter.after = Some(place(last));
-            }
-            self.page = page.into();
-        }
-        Ok(self.page.front().map(|(wait, _)| place(wait)))
-    }
+/// What is long in a gate: the call, and what was decided of it.
+fn bytes(wait: &WaitRecord) -> usize {
+    let settled = wait.settled.as_ref().and_then(|settled| settled.payload.as_ref());
+    wait.subject.bytes().len() + settled.map_or(0, |payload| payload.bytes().len())
 }
 
 impl Runs {
     /// Approvals over all runs that the caller may see, in order of their arming: at most `limit`, and where the next page begins
-    /// when there may be more. A page may be short of `limit` when much is passed over.
+    /// when there may be more. A page may be short of `limit` when much is passed over or what it tells is long.
     ///
     /// # Errors
     /// The store's.
@@ -87,42 +101,32 @@ impl Runs {
             } else {
                 caller.name().map(|name| name.to_string())
             },
-            after,
-            limit: limit.saturating_add(1),
+            after: None,
+            limit,
         };
-        let mut gates = self.engines().map(|engine| Gates {
-            engine,
-            filter: filter.clone(),
-            page: VecDeque::new(),
-            done: false,
-        });
+        let mut gates = Merged::new(self, Gates(filter), after);
         let now = self.engine(true).store.now().await?;
         let mut found: Vec<Found> = Vec::new();
-        let mut last = None;
-        for _ in 0..LOOKED_AT {
-            let [first, second] = &mut gates;
-            let next = match (first.peek().await?, second.peek().await?) {
-                (None, None) => return Ok((found, None)),
-                (Some(a), Some(b)) if b < a => second,
-                (Some(_), _) => first,
-                (None, Some(_)) => second,
+        let (mut last, mut told, mut looked_at) = (None, 0, 0);
+        while looked_at < if found.is_empty() { FRUITLESS } else { LOOKED_AT } {
+            let Some((engine, (wait, definition))) = gates.next().await? else {
+                return Ok((found, None));
             };
-            let Some((wait, definition)) = next.page.pop_front() else {
-                break;
-            };
+            looked_at += 1;
+            let here = place(&wait);
             if (wanted.fits)(&wait, now) {
-                if found.len() as u64 >= u64::from(limit) {
-                    return Ok((found, last));
+                told += bytes(&wait);
+                let full = found.len() as u64 >= u64::from(limit) || told > PAGE_BYTES;
+                if full && !found.is_empty() {
+                    break;
                 }
-                last = Some(place(&wait));
                 found.push(Found {
                     wait,
                     definition,
-                    durable: next.engine.durable,
+                    durable: engine.durable,
                 });
-            } else {
-                last = Some(place(&wait));
             }
+            last = Some(here);
         }
         Ok((found, last))
     }
@@ -149,7 +153,8 @@ impl Runs {
         Ok(ApprovalObject::of(wait, agent, by, now))
     }
 
-    /// The approvals of a run, in order of their arming.
+    /// The approvals of a run behind a place, in order of their arming: at most `limit`, and where the next page begins when there
+    /// are more.
     ///
     /// # Errors
     /// `run_not_found`, `run_deleted`; the store's.
@@ -157,17 +162,41 @@ impl Runs {
         &self,
         caller: &Caller,
         run: &str,
-    ) -> Result<Vec<ApprovalObject>, Problem> {
+        after: Option<&(Timestamp, WaitId)>,
+        limit: u32,
+    ) -> Result<(Vec<ApprovalObject>, Option<(Timestamp, WaitId)>), Problem> {
         let Seen { engine, loaded } = self.see(caller, run).await?;
-        let mut shown = Vec::new();
-        for wait in engine.store.waits(&loaded.head.id).await? {
-            if wait.kind == WaitingKind::Approval {
-                shown.extend(
-                    self.shown_approval(engine, &wait, &loaded.head.definition.name)
-                        .await?,
-                );
-            }
+        let waits = engine.store.waits(&loaded.head.id).await?;
+        let (waits, next) = part(waits, |wait| wait.kind == WaitingKind::Approval, after, limit);
+        let mut shown = Vec::with_capacity(waits.len());
+        for wait in waits {
+            shown.extend(
+                self.shown_approval(engine, &wait, &loaded.head.definition.name)
+                    .await?,
+            );
         }
-        Ok(shown)
+        Ok((shown, next))
     }
+}
+
+/// The part of a run's waits that a page has: those that belong to the list, behind a place, at most `limit`, and no more than may be
+/// told at once. And the place of its last one when there are more.
+pub(crate) fn part(
+    mut waits: Vec<WaitRecord>,
+    belongs: impl Fn(&WaitRecord) -> bool,
+    after: Option<&(Timestamp, WaitId)>,
+    limit: u32,
+) -> (Vec<WaitRecord>, Option<(Timestamp, WaitId)>) {
+    let here = |wait: &WaitRecord| (wait.armed_at, wait.id.clone());
+    waits.retain(|wait| belongs(wait) && after.is_none_or(|after| here(wait) > *after));
+    let mut told = 0;
+    let fit = waits.iter().take_while(|wait| {
+        told += bytes(wait);
+        told <= PAGE_BYTES
+    });
+    let end = fit.count().max(1).min(limit as usize);
+    let more = waits.len() > end;
+    waits.truncate(end);
+    let last = waits.last().filter(|_| more).map(here);
+    (waits, last)
 }

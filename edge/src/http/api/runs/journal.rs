@@ -11,27 +11,23 @@ use utoipa::IntoParams;
 
 use super::super::callers::Reader;
 use super::super::extract::{Hosted, Search, Url};
-use super::super::list::{List, Page};
+use super::super::list::{List, Page, no_cursor};
 use crate::agents::journal::{MODEL, turn_of};
+use crate::runs::merged::PAGE_BYTES;
 use crate::runs::problem::{Code, Problem};
 use crate::runs::view::{
     CheckpointObject, HistoryObject, StepKind, StepObject, TurnObject, current_step, digest,
 };
 use crate::runs::{Engine, Seen};
 
-/// Bytes of answers in one page of turns, beyond which no more are read.
-const PAGE_BYTES: usize = 8 << 20;
-
 /// Children of a run that its steps name.
 const CHILDREN: u32 = 1000;
 
 /// A cursor that is a number.
 fn number(page: &Page) -> Result<u64, Problem> {
-    page.after.as_deref().map_or(Ok(0), |after| {
-        after
-            .parse()
-            .map_err(|_| Problem::invalid("after", "after must be the next_after of the page before."))
-    })
+    page.after
+        .as_deref()
+        .map_or(Ok(0), |after| after.parse().map_err(|_| no_cursor()))
 }
 
 /// The steps of a run, the present one last.

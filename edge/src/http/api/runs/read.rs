@@ -10,19 +10,21 @@ use iop_durable::store::{Listed, RunFilter};
 use iop_durable::time::Timestamp;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
 
 use super::super::callers::Reader;
 use super::super::extract::{Hosted, Search, Url};
-use super::super::list::{Limit, List, Page, cursor, place};
+use super::super::list::{Limit, List, Page, cursor, no_cursor, place};
 use super::super::shown;
 use super::begin::moment;
 use crate::config::Role;
 use crate::http::auth::Caller;
 use crate::runs::catalog::AGENT;
+use crate::runs::merged::{Merged, PAGE_BYTES, Rows};
 use crate::runs::problem::{Code, Problem};
 use crate::runs::view::{ChildObject, CorruptRun, RunObject, waiting_on};
-use crate::runs::{Engine, Runs, Seen};
+use crate::runs::{Engine, Seen};
 
 /// One run.
 #[utoipa::path(
@@ -134,7 +136,7 @@ pub(super) enum ListedRun {
     Corrupt(CorruptRun),
 }
 
-/// Runs, the oldest first. An `inference` key sees the runs it made.
+/// Runs, the oldest first. An `inference` key sees the runs it made. A page may have fewer than `limit` when its outcomes are long.
 #[utoipa::path(
     get, path = "/runs", tag = "runs", operation_id = "list_runs",
     params(RunsQuery),
@@ -144,7 +146,7 @@ pub(super) async fn list(
     Reader(caller): Reader,
     Hosted(runs): Hosted,
     Search(query): Search<RunsQuery>,
-) -> Result<Reply<List<ListedRun>>, Problem> {
+) -> Result<Reply<List<Box<RawValue>>>, Problem> {
     let definition = match (query.agent, query.flow) {
         (Some(_), Some(_)) => {
             return Err(Problem::invalid(
@@ -162,26 +164,28 @@ pub(super) async fn list(
         owner: only_of(&caller),
         waiting_kind: query.waiting_kind,
         due_before: query.due_before.map(|moment| moment.0),
-        after: query.after.as_deref().map(position).transpose()?,
-        limit: query.limit.and_one(),
+        ..RunFilter::default()
     };
-    let page = page(&runs, filter, query.limit).await?;
-    let mut shown_runs = Vec::with_capacity(page.data.len());
-    for (engine, listed) in page.data {
-        shown_runs.push(match listed {
+    let after = query.after.as_deref().map(position).transpose()?;
+    let mut found = Merged::new(&runs, Found(filter), after);
+    let mut page = Filling::new(query.limit);
+    while let Some((engine, listed)) = found.next().await? {
+        let here = Found::place(&listed);
+        let run = match listed {
             Listed::Run { head, inbox } => {
                 let object = shown::object(&runs, engine, &head, &inbox).await?;
                 ListedRun::Run(Box::new(object))
             }
             Listed::Corrupt { run, .. } => ListedRun::Corrupt(CorruptRun::of(&run)),
-        });
+        };
+        if !page.takes(here, &run) {
+            break;
+        }
     }
-    Ok(Reply(
-        List::whole(shown_runs).continued(page.has_more, page.next_after),
-    ))
+    Ok(page.done())
 }
 
-/// The runs that a run started, the oldest first.
+/// The runs that a run started, the oldest first. A page may have fewer than `limit` when their outcomes are long.
 #[utoipa::path(
     get, path = "/runs/{id}/children", tag = "runs", operation_id = "list_children",
     params(("id" = String, Path), Page),
@@ -192,29 +196,29 @@ pub(super) async fn children(
     Hosted(runs): Hosted,
     Url(id): Url<String>,
     Search(query): Search<Page>,
-) -> Result<Reply<List<ChildObject>>, Problem> {
+) -> Result<Reply<List<Box<RawValue>>>, Problem> {
     let seen = runs.see(&caller, &id).await?;
     let filter = RunFilter {
         parent: Some(seen.loaded.head.id.clone()),
         owner: only_of(&caller),
-        after: query.after.as_deref().map(position).transpose()?,
-        limit: query.limit.and_one(),
         ..RunFilter::default()
     };
-    let page = page(&runs, filter, query.limit).await?;
-    let mut children = Vec::with_capacity(page.data.len());
-    for (_, listed) in &page.data {
-        match listed {
-            Listed::Run { head, .. } => children.push(ChildObject::of(head)),
+    let after = query.after.as_deref().map(position).transpose()?;
+    let mut found = Merged::new(&runs, Found(filter), after);
+    let mut page = Filling::new(query.limit);
+    while let Some((_, listed)) = found.next().await? {
+        let child = match &listed {
+            Listed::Run { head, .. } => ChildObject::of(head),
             Listed::Corrupt { run, .. } => {
                 let why = "A child's records do not verify.";
                 return Err(Problem::new(Code::RunCorrupt, why).of(run.as_str()));
             }
+        };
+        if !page.takes(Found::place(&listed), &child) {
+            break;
         }
     }
-    Ok(Reply(
-        List::whole(children).continued(page.has_more, page.next_after),
-    ))
+    Ok(page.done())
 }
 
 /// Whose runs a caller sees; `None`: everybody's.
@@ -227,28 +231,132 @@ fn only_of(caller: &Caller) -> Option<String> {
 
 fn position(after: &str) -> Result<(Timestamp, RunId), Problem> {
     let (at, [id]) = place::<1>(after)?;
-    let run = RunId::new(&id)
-        .map_err(|_| Problem::invalid("after", "after must be the next_after of the page before."))?;
+    let run = RunId::new(&id).map_err(|_| no_cursor())?;
     Ok((at, run))
 }
 
-/// A page of both engines' runs as one list.
-async fn page(runs: &Runs, filter: RunFilter, limit: Limit) -> Result<List<(&Engine, Listed)>, Problem> {
-    let mut found: Vec<(&Engine, Listed)> = Vec::new();
-    for engine in runs.engines() {
-        let listed = engine.store.list(filter.clone()).await?;
-        found.extend(listed.into_iter().map(|listed| (engine, listed)));
+/// Runs as the filter says.
+struct Found(RunFilter);
+
+impl Rows for Found {
+    type Row = Listed;
+    type Place = (Timestamp, RunId);
+
+    fn place(listed: &Listed) -> Self::Place {
+        match listed {
+            Listed::Run { head, .. } => (head.created_at, head.id.clone()),
+            Listed::Corrupt { run, created_at, .. } => (*created_at, run.clone()),
+        }
     }
-    found.sort_by(|(_, a), (_, b)| order(a).cmp(&order(b)));
-    Ok(List::of(found, limit, |(_, last)| {
-        let (at, run) = order(last);
-        cursor(at, &[run.as_str()])
-    }))
+
+    fn bytes(listed: &Listed) -> usize {
+        match listed {
+            Listed::Run { head, .. } => head.outcome.as_ref().map_or(0, |outcome| outcome.len()),
+            Listed::Corrupt { .. } => 0,
+        }
+    }
+
+    async fn read(
+        &self,
+        engine: &Engine,
+        after: Option<Self::Place>,
+        limit: u32,
+    ) -> Result<Vec<Listed>, Problem> {
+        let filter = RunFilter {
+            after,
+            limit,
+            ..self.0.clone()
+        };
+        Ok(engine.store.list(filter).await?)
+    }
 }
 
-fn order(listed: &Listed) -> (Timestamp, &RunId) {
-    match listed {
-        Listed::Run { head, .. } => (head.created_at, &head.id),
-        Listed::Corrupt { run, created_at, .. } => (*created_at, run),
+/// A page of runs that is written as it grows: outcomes are long, and a page of them is bounded in bytes as well as in rows.
+struct Filling {
+    rows: Vec<Box<RawValue>>,
+    limit: Limit,
+    bytes: usize,
+    /// The place of the last row, and whether there is one behind it.
+    last: Option<(Timestamp, RunId)>,
+    has_more: bool,
+}
+
+impl Filling {
+    fn new(limit: Limit) -> Self {
+        Self {
+            rows: Vec::new(),
+            limit,
+            bytes: 0,
+            last: None,
+            has_more: false,
+        }
+    }
+
+    /// Whether the page took this row and may take another one. It takes at least one.
+    fn takes(&mut self, place: (Timestamp, RunId), row: &impl Serialize) -> bool {
+        let row = to_raw_value(row).unwrap_or_else(|_| RawValue::NULL.to_owned());
+        let bytes = self.bytes.saturating_add(row.get().len());
+        let full = self.rows.len() >= self.limit.get() as usize || bytes > PAGE_BYTES;
+        if full && !self.rows.is_empty() {
+            self.has_more = true;
+            return false;
+        }
+        (self.bytes, self.last) = (bytes, Some(place));
+        self.rows.push(row);
+        true
+    }
+
+    fn done(self) -> Reply<List<Box<RawValue>>> {
+        let last = self.last.filter(|_| self.has_more);
+        let next = last.map(|(at, run)| cursor(at, &[run.as_str()]));
+        Reply(List::whole(self.rows).continued(self.has_more, next))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(limit: u32, sizes: &[usize]) -> (usize, bool, Option<String>) {
+        let limit = serde_json::from_value(limit.into()).unwrap();
+        let mut page = Filling::new(limit);
+        for (n, size) in sizes.iter().enumerate() {
+            let at = Timestamp::from_millis(n as i64).unwrap();
+            let run = RunId::new(&format!("r{n}")).unwrap();
+            if !page.takes((at, run), &"x".repeat(*size)) {
+                break;
+            }
+        }
+        let Reply(list) = page.done();
+        assert_eq!(list.has_more, list.next_after.is_some());
+        let last = list
+            .next_after
+            .map(|next| position(&next).unwrap().1.as_str().to_owned());
+        (list.data.len(), list.has_more, last)
+    }
+
+    #[test]
+    fn a_page_is_bounded_in_rows_and_in_bytes_and_is_never_empty_before_the_end() {
+        let big = PAGE_BYTES + 1;
+        for (limit, sizes, is) in [
+            (2, &[][..], (0, false, None)),
+            (2, &[1, 1], (2, false, None)),
+            (2, &[1, 1, 1], (2, true, Some("r1"))),
+            (200, &[big], (1, false, None)),
+            (200, &[big, big], (1, true, Some("r0"))),
+            (200, &[1, big, 1], (1, true, Some("r0"))),
+            (
+                200,
+                &[PAGE_BYTES / 2, PAGE_BYTES / 2 - 4, 1],
+                (2, true, Some("r1")),
+            ),
+        ] {
+            let (rows, more, last) = is;
+            assert_eq!(
+                filled(limit, sizes),
+                (rows, more, last.map(str::to_owned)),
+                "{limit} {sizes:?}"
+            );
+        }
     }
 }
