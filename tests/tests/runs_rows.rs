@@ -6,7 +6,9 @@ use iop_tests::llm::{MODEL, Say, told};
 use iop_tests::process::finish;
 use iop_tests::provider::{Exchange, Stub};
 use iop_tests::run;
+use iop_tests::runs::agents::{WORKER, all};
 use iop_tests::runs::{Db, Options, ROOT, Stubs, World};
+use iop_tests::tool_stub::Answer;
 use serde_json::{Value, json};
 
 const SECRET: &str = "a-long-secret-of-the-tests";
@@ -148,5 +150,43 @@ fn the_command_line_shows_the_tokens_of_a_turn() {
         let tokens = format!("1, {} + {} tokens", usage["input_tokens"], usage["output_tokens"]);
         assert!(shown.stdout.contains(&tokens), "{tokens}: {}", shown.stdout);
         assert!(usage["input_tokens"].as_u64().unwrap() > 0);
+    });
+}
+
+/// What a decision rests on may be a text or other JSON, and is shown as it was said (D90).
+#[test]
+fn evidence_is_a_text_or_other_json() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        for (n, evidence, status) in [
+            (0, json!("ticket 7"), 200),
+            (1, json!({"ticket": "OPS-7", "seen": [1, 2.50]}), 200),
+            (2, json!(["a", null]), 200),
+            (3, json!(null), 400),
+            (4, json!(" "), 400),
+        ] {
+            let input = format!("go {n}");
+            world.stubs.tools.script("/deploy", vec![Answer::cut()]);
+            let say = vec![Say::call("c1", "deploy", "{}"), Say::text("over")];
+            world.stubs.llm.plays(&input, say);
+            let run = api.run(WORKER, &input).await;
+            let seen = api.until(&run, &["ambiguous"]).await;
+            let activity = seen["waiting_on"][0]["activity_id"].as_str().unwrap();
+            let path = format!("/runs/{run}/activities/{activity}");
+            let digest = api.seen(&path).await["input_digest"].clone();
+            let body = json!({"action": "complete", "decision_id": "d", "attempt": 1, "input_digest": digest,
+                "reason": "seen", "evidence": evidence, "output": "deployed", "resume": true});
+            let answer = api.post(&format!("{path}/resolve"), &body).await;
+            assert_eq!(answer.status(), status, "{}", answer.text());
+            if status != 200 {
+                assert_eq!(answer.json()["error"]["param"], "evidence");
+                continue;
+            }
+            assert_eq!(answer.json()["decisions"][0]["evidence"], evidence);
+            let again = api.post(&format!("{path}/resolve"), &body).await;
+            assert_eq!(again.header("idempotency-replayed"), Some("true"));
+            api.succeeded(&run).await;
+        }
     });
 }

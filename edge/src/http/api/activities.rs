@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 
 use super::after::{After, after};
 use super::callers::{Operator, Reader};
-use super::extract::{Hosted, Json, MaybeJson, Search, Url};
+use super::extract::{Hosted, Json, MaybeJson, Search, Url, evidence};
 use super::list::{List, Page};
 use super::matching::{self, Said};
 use crate::runs::problem::Problem;
@@ -40,7 +40,9 @@ struct Resolution {
     /// The number of its last attempt.
     attempt: u32,
     reason: String,
-    /// What the decision rests on: a ticket, an entry of a log.
+    /// What the decision rests on: a ticket, an entry of a log, as a text or as other JSON.
+    #[serde(deserialize_with = "evidence")]
+    #[schema(value_type = Value)]
     evidence: String,
     /// With `complete`: what the call gave. A text is told to the model as it is, everything else as JSON.
     #[schema(value_type = Option<Value>)]

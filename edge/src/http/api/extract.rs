@@ -10,8 +10,9 @@ use http::Uri;
 use http::request::Parts;
 use percent_encoding::percent_decode_str;
 use serde::de::value::MapDeserializer;
-use serde::de::{self, DeserializeOwned, IntoDeserializer, Visitor};
-use serde::forward_to_deserialize_any;
+use serde::de::{self, DeserializeOwned, Error as _, IntoDeserializer, Visitor};
+use serde::{Deserialize as _, Deserializer, forward_to_deserialize_any};
+use serde_json::value::RawValue;
 
 use crate::app::App;
 use crate::http::payload::{self, Reservation};
@@ -178,6 +179,16 @@ fn declared<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
         code: Code::InvalidDefinition,
         ..problem
     })
+}
+
+/// What a decision rests on: a text, or other JSON, which is kept as it is written.
+pub(super) fn evidence<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let raw = Box::<RawValue>::deserialize(deserializer)?;
+    match raw.get() {
+        "null" => Err(D::Error::custom("null is no evidence")),
+        text if text.starts_with('"') => serde_json::from_str(text).map_err(D::Error::custom),
+        other => Ok(other.to_owned()),
+    }
 }
 
 /// The value of a query.

@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::callers::{Operator, Reader, Steerer};
-use super::extract::{Hosted, Json, Search, Url};
+use super::extract::{Hosted, Json, Search, Url, evidence};
 use super::list::{List, Page};
 use super::matching::{self, Said};
 use super::shown;
@@ -61,7 +61,9 @@ struct WaitCancellation {
     /// The same id with the same content is answered the same again.
     cancel_id: String,
     reason: String,
-    /// What the decision rests on: a ticket, an entry of a log.
+    /// What the decision rests on: a ticket, an entry of a log, as a text or as other JSON.
+    #[serde(deserialize_with = "evidence")]
+    #[schema(value_type = Value)]
     evidence: String,
     /// When given, the run must not have moved on.
     resume_token: Option<String>,

@@ -142,7 +142,17 @@ fn decision_of(decision: &DecisionRecord, activity: &str) -> Option<Value> {
     let mut told = Map::new();
     told.insert("decision_id".to_owned(), decision.id.as_str().into());
     told.insert("created_at".to_owned(), time(decision.created_at).into());
-    let said = said.into_iter().filter(|(name, _)| name != "activity_id");
+    let said = said
+        .into_iter()
+        .filter(|(name, _)| name != "activity_id")
+        .map(|(name, value)| match (name.as_str(), value.as_str()) {
+            // It is kept as a text, whatever it was.
+            ("evidence", Some(text)) if text.starts_with(['{', '[']) => {
+                let value = serde_json::from_str(text).unwrap_or(value);
+                (name, value)
+            }
+            _ => (name, value),
+        });
     told.extend(said);
     Some(Value::Object(told))
 }
