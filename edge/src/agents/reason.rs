@@ -9,7 +9,7 @@ use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Directive, NoEffect, NodeError, NodeResult};
 use iop_durable::ids::RunId;
 use iop_durable::record::{ActivityRecord, Effect, Exhausted};
-use iop_durable::runner::Ctx;
+use iop_durable::runner::{BudgetRefused, Ctx};
 use iop_durable::store::{Answer, Store, StoreError};
 use serde::Serialize;
 use serde_json::json;
@@ -72,12 +72,15 @@ pub(super) async fn reason(
         usage: state.usage,
         answer: None,
     };
-    account(&program, &ctx, &transcript, &answer, &mut next)?;
+    let spent = account(&program, &ctx, &transcript, &answer, &mut next)?;
     let calls = answer.tool_calls.len();
     ctx.emit(
         TURN_COMPLETED,
         &json!({ "turn": n, "finish_reason": answer.finish_reason, "tool_calls": calls, "usage": answer.usage.map(Totals::from) }),
     )?;
+    if let Some(exhausted) = spent {
+        return Ok((next, Directive::exhaust(exhausted)));
+    }
     if calls == 0 {
         next.answer = Some(answer.content.or(answer.refusal).unwrap_or_default());
         return Ok((next, Directive::completed().result("answered")));
@@ -206,14 +209,15 @@ fn delta_data(n: u64, offset: usize, delta: &Delta) -> Bytes {
     Bytes::from(data.to_string())
 }
 
-/// Draws what the turn cost and what it asks for on the run's budgets, before anything of it is carried out (D68).
+/// Draws what the turn cost and what it asks for on the run's budgets, before anything of it is carried out (D68). The limit that
+/// ran out, when its calls may not be made.
 fn account(
     program: &Program,
     ctx: &Ctx,
     transcript: &Transcript,
     answer: &TurnAnswer,
     next: &mut AgentState,
-) -> Result<(), NodeError> {
+) -> Result<Option<Exhausted>, NodeError> {
     let usage = answer.usage.unwrap_or_default();
     next.usage.add(&usage);
     let mut over = None;
@@ -231,16 +235,24 @@ fn account(
     }
     if answer.tool_calls.is_empty() {
         // The answer is there: nothing more is spent.
-        return Ok(());
+        return Ok(None);
     }
-    if let Some(exhausted) = over {
-        return Err(exhausted.into());
+    if over.is_some() {
+        return Ok(over);
     }
-    ctx.use_budget(TOOL_CALLS, answer.tool_calls.len() as u64)?;
     let most = most_of_one(transcript, &answer.tool_calls);
     let seen = ctx.budget(SAME_CALL).map_or(0, |budget| budget.used);
-    ctx.use_budget(SAME_CALL, most.saturating_sub(seen))?;
-    Ok(())
+    for (name, amount) in [
+        (TOOL_CALLS, answer.tool_calls.len() as u64),
+        (SAME_CALL, most.saturating_sub(seen)),
+    ] {
+        match ctx.use_budget(name, amount) {
+            Ok(()) => {}
+            Err(BudgetRefused::Exhausted(exhausted)) => return Ok(Some(exhausted)),
+            Err(refused @ BudgetRefused::Undeclared(_)) => return Err(refused.into()),
+        }
+    }
+    Ok(None)
 }
 
 /// How often the call that was made most often has been made, this turn's calls among them.

@@ -24,6 +24,7 @@ pub(crate) enum Base {
     Completed,
     End,
     Fail(Failure),
+    Exhaust(Exhausted),
     Suspend {
         reason: String,
         resume_at: Option<String>,
@@ -77,6 +78,11 @@ impl<E> Directive<E> {
     /// The run fails here, with the state this node returned.
     pub fn fail(failure: Failure) -> Self {
         Self::of(Base::Fail(failure))
+    }
+
+    /// A limit ran out: the run ends `exhausted` here, with the state this node returned and what it drew on the budgets (D17).
+    pub fn exhaust(exhausted: Exhausted) -> Self {
+        Self::of(Base::Exhaust(exhausted))
     }
 
     /// The run is parked until somebody resumes it; it goes on at this node unless `resume_at` says otherwise.

@@ -27,7 +27,7 @@ enum After {
     Arm(Box<WaitRecord>),
     /// Parked; it goes on there.
     Suspend(NodeName, String),
-    Fail(Failure),
+    Fail(Failure, Option<Exhausted>),
     Enter(NodeName),
     End,
 }
@@ -107,7 +107,8 @@ where
                 };
                 After::Suspend(node.clone(), reason)
             }
-            Base::Fail(failure) => After::Fail(failure),
+            Base::Fail(failure) => After::Fail(failure, None),
+            Base::Exhaust(exhausted) => After::Fail(spent(&exhausted), Some(exhausted)),
             Base::End | Base::Retry { .. } => After::End,
         };
         let output = match (&after, &inner.graph.output) {
@@ -131,15 +132,10 @@ where
         draft.head.state_digest = *draft.state.digest();
         draft.head.budgets = self.ledger.budgets();
         draft.take(self.ledger.take_dirty(), self.ledger.open());
-        let failure = if let After::Fail(failure) = &after {
-            Some(failure.clone())
-        } else {
-            None
-        };
-        let status = if failure.is_some() {
-            StepStatus::Failed
-        } else {
-            StepStatus::Done
+        let (status, failure) = match &after {
+            After::Fail(failure, None) => (StepStatus::Failed, Some(failure.clone())),
+            After::Fail(failure, Some(_)) => (StepStatus::Exhausted, Some(failure.clone())),
+            After::Arm(_) | After::Suspend(..) | After::Enter(_) | After::End => (StepStatus::Done, None),
         };
         if let Some(mut step) = self.step(status, failure.clone()) {
             step.result = result;
@@ -180,7 +176,7 @@ where
                 enter(&mut draft.head, node);
                 self.park(draft, holding, Some(reason)).await
             }
-            After::Fail(failure) => self.finish_failed(draft, failure, None).await,
+            After::Fail(failure, exhausted) => self.finish_failed(draft, failure, exhausted).await,
             After::Enter(node) => {
                 enter(&mut draft.head, node.clone());
                 draft.step_event(EventName::StepStarted, &node, None);
@@ -426,9 +422,7 @@ where
         exhausted: Exhausted,
         failure: Option<Failure>,
     ) -> Result<Turn, Halt> {
-        let failure = failure.unwrap_or_else(|| {
-            Failure::new(FailureKind::Refused, format!("{exhausted} are used")).code("budget_exhausted")
-        });
+        let failure = failure.unwrap_or_else(|| spent(&exhausted));
         self.fail(failure, Some(exhausted)).await
     }
 
@@ -459,6 +453,11 @@ where
         outcome.exhausted = exhausted;
         self.end(draft, outcome).await
     }
+}
+
+/// The failure of a limit that ran out without another one.
+fn spent(exhausted: &Exhausted) -> Failure {
+    Failure::new(FailureKind::Refused, format!("{exhausted} are used")).code("budget_exhausted")
 }
 
 /// Calls pure code of the host; its panic is a failure of the step (D257).
