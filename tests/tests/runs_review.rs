@@ -4,7 +4,7 @@
 use iop_tests::client::Answer;
 use iop_tests::llm::{self, MODEL, Say};
 use iop_tests::run;
-use iop_tests::runs::{Api, Db, OTHER, OWNER, Stubs, World};
+use iop_tests::runs::{Api, Db, OTHER, OWNER, Options, Stubs, World};
 use iop_tests::tool_stub;
 use serde_json::{Value, json};
 
@@ -59,6 +59,17 @@ agent = { name = "gated" }
 model = "MODEL"
 durable = true
 retention = { delete_on_success = true }
+
+[agents.strict]
+model = "MODEL"
+durable = true
+approvals = { default = "always", on_deny = "fail_run" }
+[[agents.strict.tools]]
+name = "one"
+http = { method = "POST", url = "TOOLS/one" }
+[[agents.strict.tools]]
+name = "two"
+http = { method = "POST", url = "TOOLS/two" }
 
 [agents.gated]
 model = "MODEL"
@@ -205,6 +216,72 @@ fn calls_beside_one_that_fails_its_run_come_to_their_ends() {
     });
 }
 
+/// A denial that fails its run is no leave for the calls beside it, which were approved and had not left.
+#[test]
+fn a_denial_that_fails_the_run_comes_before_what_has_not_left() {
+    run(60, async {
+        let options = Options {
+            workers: 1,
+            ..Options::default()
+        };
+        let world = World::with(Db::Sqlite, options, agents).await;
+        let (api, stub) = (world.api(), &world.stubs.tools);
+        let holds = stub.received("/one");
+        world.stubs.llm.plays("busy", vec![Say::call("c1", "one", "{}")]);
+        for (n, denied) in [1, 0, 1].into_iter().enumerate() {
+            let input = format!("go {n}");
+            let calls = [("c1", "two", "{}"), ("c2", "two", "{}")];
+            world.stubs.llm.plays(&input, vec![Say::calls(&calls)]);
+            let run = api.run("strict", &input).await;
+            let on = api.waits_on(&run, "approval", 2).await;
+            api.until(&run, &["waiting"]).await;
+            // The only worker is busy: both decisions are there when the run goes on.
+            holds.close();
+            let busy = api.run("tools", "busy").await;
+            holds.reached(1).await;
+            for (m, approval) in on.iter().enumerate() {
+                let decision = if m == denied { "deny" } else { "approve" };
+                let decided = api.decide(&run, approval, decision, &format!("d{m}")).await;
+                assert_eq!(decided.status(), 200, "{}", decided.text());
+            }
+            holds.open();
+            let seen = api.over(&run).await;
+            assert_eq!(
+                (&seen["status"], &seen["outcome"]["reason"]),
+                (&json!("failed"), &json!("denied")),
+                "{seen}"
+            );
+            assert_eq!(api.activities(&run).await, Vec::<Value>::new());
+            api.succeeded(&busy).await;
+        }
+        assert!(stub.calls("/two").is_empty());
+
+        // What had left before comes to its end.
+        let two = stub.received("/two");
+        two.close();
+        world.stubs.llm.plays(
+            "left",
+            vec![Say::calls(&[("c1", "two", "{}"), ("c2", "one", "{}")])],
+        );
+        let run = api.run("strict", "left").await;
+        let mut on = api.waits_on(&run, "approval", 2).await;
+        on.sort_by_key(|approval| approval["call_id"].to_string());
+        assert_eq!(api.decide(&run, &on[0], "approve", "d0").await.status(), 200);
+        two.reached(1).await;
+        assert_eq!(api.decide(&run, &on[1], "deny", "d1").await.status(), 200);
+        two.open();
+        let seen = api.over(&run).await;
+        assert_eq!(seen["outcome"]["reason"], "denied", "{seen}");
+        let made = api.activities(&run).await;
+        assert_eq!(
+            (made.len(), &made[0]["state"]),
+            (1, &json!("completed")),
+            "{made:?}"
+        );
+        world.holds().await;
+    });
+}
+
 /// What a child says reaches its parent though the child's agent keeps no runs; why there is no child reaches the model.
 #[test]
 fn a_parent_is_told_what_became_of_its_children() {
@@ -284,6 +361,10 @@ fn a_spent_budget_is_shown_as_spent() {
         assert_eq!((&ended["budget"], &ended["limit"]), (&json!("tokens"), &json!(1)));
         assert_eq!(seen["budgets"]["tokens"]["used"], ended["used"], "{seen}");
         assert!(ended["used"].as_u64().unwrap() > 1, "{seen}");
+        // The turn that was one too many was asked for and answered.
+        assert_eq!(seen["outcome"]["usage"]["total_tokens"], ended["used"], "{seen}");
+        let names = api.event_names(&run).await;
+        assert!(names.contains(&"run.turn.completed".to_owned()), "{names:?}");
 
         // Money is told as money: where it is shown, and where it ran out.
         world.stubs.llm.plays("paid", vec![Say::call("c1", "one", "{}")]);
@@ -299,6 +380,10 @@ fn a_spent_budget_is_shown_as_spent() {
             json!({"used": ended["used"], "limit": 0.000_001})
         );
         assert!(ended["used"].as_f64().unwrap() < 1.0, "{seen}");
+        assert_eq!(
+            seen["budgets"]["tokens"]["used"], seen["outcome"]["usage"]["total_tokens"],
+            "{seen}"
+        );
         assert!(world.stubs.tools.calls("/one").is_empty());
     });
 }

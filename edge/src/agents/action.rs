@@ -12,14 +12,15 @@ use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Deadline, Directive, NoEffect, NodeError, NodeResult};
 use iop_durable::ids::{ActivityId, Key, NodeName};
 use iop_durable::patterns::REASON;
-use iop_durable::record::{DENIED, DeadlinePolicy, Effect, WaitingKind};
+use iop_durable::record::{DENIED, DeadlinePolicy, Effect, Origin, WaitingKind};
 use iop_durable::runner::{Answer, Call, CallError, Ctx};
 use serde_json::{Value, json};
 
 use super::child::look_again;
 use super::journal::{
-    ApprovalAnswer, ApprovalDecision, ApprovalSubject, InputSubject, MCP, MODEL, REFUSAL, REQUEST_INPUT,
-    TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, effect_key, round_key, turn_of,
+    ApprovalAnswer, ApprovalDecision, ApprovalSubject, CallEvent, InputSubject, MCP, MODEL, REFUSAL,
+    REQUEST_INPUT, TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, effect_key, round_key,
+    start_key, turn_of,
 };
 use super::policy::Judgement;
 use super::program::{Program, Room, effect, retry_policy};
@@ -39,16 +40,18 @@ pub(super) async fn act(
 ) -> NodeResult<AgentState, NoEffect> {
     let calls = calls(&program, &ctx).await?;
     let count = calls.len();
-    let mut under_way: FuturesUnordered<_> = calls
-        .into_iter()
+    let turn: Arc<[ToolCall]> = calls.into();
+    let mut under_way: FuturesUnordered<_> = turn
+        .iter()
         .enumerate()
         .map(|(ordinal, call)| {
             One {
                 program: Arc::clone(&program),
                 ctx: ctx.clone(),
+                turn: Arc::clone(&turn),
                 key: call_key(&call.id, ordinal),
                 ordinal,
-                call,
+                call: call.clone(),
             }
             .answer()
         })
@@ -100,9 +103,12 @@ async fn calls(program: &Program, ctx: &Ctx) -> Result<Vec<ToolCall>, NodeError>
 }
 
 /// One call on its way to a result.
+#[derive(Clone)]
 struct One {
     program: Arc<Program>,
     ctx: Ctx,
+    /// All calls of the turn.
+    turn: Arc<[ToolCall]>,
     ordinal: usize,
     key: String,
     call: ToolCall,
@@ -111,6 +117,43 @@ struct One {
 /// What is sent to a callee.
 struct Approved {
     arguments: String,
+}
+
+/// What became of an approval.
+enum Decided {
+    /// These arguments may be sent.
+    Pass(String),
+    /// Nothing is sent, for this reason.
+    Deny(Option<String>),
+}
+
+impl Decided {
+    /// `asked`: the arguments that the person was shown.
+    fn of(answer: Answer, asked: &str) -> Result<Self, Failure> {
+        let Answer::Delivered(payload) = answer else {
+            return Ok(Self::Deny(Some("The approval expired.".to_owned())));
+        };
+        let answer: ApprovalAnswer = serde_json::from_slice(&payload)
+            .map_err(|e| Failure::new(FailureKind::Internal, format!("a decision cannot be read: {e}")))?;
+        Ok(match (answer.decision, answer.edited_arguments) {
+            (ApprovalDecision::Approve, _) if answer.arguments_digest == arguments_digest(asked) => {
+                Self::Pass(asked.to_owned())
+            }
+            (ApprovalDecision::Edit, Some(edited)) => Self::Pass(edited),
+            (ApprovalDecision::Approve | ApprovalDecision::Edit | ApprovalDecision::Deny, _) => {
+                Self::Deny(answer.reason)
+            }
+        })
+    }
+}
+
+/// The arguments of a call. Many models write nothing where a tool takes nothing.
+fn written(call: &ToolCall) -> &str {
+    if call.arguments.trim().is_empty() {
+        "{}"
+    } else {
+        &call.arguments
+    }
 }
 
 impl One {
@@ -135,12 +178,7 @@ impl One {
 
     /// What may be sent, once nobody objects; `None`: the call has its answer already.
     async fn approved(&self, tool: &ToolSpec) -> Result<Option<Approved>, NodeError> {
-        // Many models write nothing where a tool takes nothing.
-        let text = if self.call.arguments.trim().is_empty() {
-            "{}"
-        } else {
-            &self.call.arguments
-        };
+        let text = written(&self.call);
         let why = match self.program.policy.judge(&tool.name, text) {
             Judgement::Free => {
                 return match self.program.check_arguments(&tool.name, text) {
@@ -173,28 +211,15 @@ impl One {
         if let Some(expires) = approvals.expires {
             gate = gate.deadline(Deadline::In(expires.0));
         }
-        let reason = match gate.wait().await? {
-            Answer::TimedOut => Some("The approval expired.".to_owned()),
-            Answer::Delivered(payload) => {
-                let answer: ApprovalAnswer = serde_json::from_slice(&payload).map_err(|e| {
-                    Failure::new(FailureKind::Internal, format!("a decision cannot be read: {e}"))
-                })?;
-                let arguments = match (answer.decision, answer.edited_arguments) {
-                    (ApprovalDecision::Approve, _) if answer.arguments_digest == subject.arguments_digest => {
-                        Some(subject.arguments)
-                    }
-                    (ApprovalDecision::Edit, Some(edited)) => Some(edited),
-                    (ApprovalDecision::Approve | ApprovalDecision::Edit | ApprovalDecision::Deny, _) => None,
+        let reason = match Decided::of(gate.wait().await?, text)? {
+            // What a person lets pass is held to the tool's schema all the same.
+            Decided::Pass(arguments) => {
+                return match self.program.check_arguments(&tool.name, &arguments) {
+                    Ok(()) => Ok(Some(Approved { arguments })),
+                    Err(why) => self.refuse(error("schema_violation", &why)).await.map(|()| None),
                 };
-                if let Some(arguments) = arguments {
-                    // What a person lets pass is held to the tool's schema all the same.
-                    return match self.program.check_arguments(&tool.name, &arguments) {
-                        Ok(()) => Ok(Some(Approved { arguments })),
-                        Err(why) => self.refuse(error("schema_violation", &why)).await.map(|()| None),
-                    };
-                }
-                answer.reason
             }
+            Decided::Deny(reason) => reason,
         };
         if approvals.on_deny == OnDeny::FailRun {
             let why = format!("the call of {} was denied", tool.name);
@@ -202,6 +227,24 @@ impl One {
         }
         let told = json!({ "refused": true, "by": "approval", "reason": reason });
         self.refuse(told).await.map(|()| None)
+    }
+
+    /// Whether the denial of another call of this turn fails the run: it comes before every call that has not left.
+    fn is_doomed(&self) -> bool {
+        let denied = |(ordinal, call): (usize, &ToolCall)| {
+            let answer = self.ctx.settled(&call_key(&call.id, ordinal));
+            let is_approval = self.program.tool(&call.name).is_some();
+            is_approval
+                && answer.is_some_and(|a| matches!(Decided::of(a, written(call)), Ok(Decided::Deny(_))))
+        };
+        self.program.spec().approvals.on_deny == OnDeny::FailRun && self.turn.iter().enumerate().any(denied)
+    }
+
+    /// Comes back when a call of this key may leave: one that never left does not leave any more once the run fails.
+    async fn may_leave(&self, key: &str) {
+        if self.is_doomed() && !self.ctx.knows(key) {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Answers the call without a dispatch.
@@ -354,10 +397,12 @@ impl One {
         round: u32,
         arguments: Bytes,
     ) -> Result<Bytes, iop_durable::runner::ActivityError> {
+        let key = round_key(&self.key, round);
+        self.may_leave(&key).await;
         let label = if tool.mcp.is_some() { MCP } else { "http" };
         let mut activity = self
             .ctx
-            .activity(&round_key(&self.key, round))
+            .activity(&key)
             .implementation(label)
             .effect(effect(tool.effect))
             .announce(self.started());
@@ -365,14 +410,17 @@ impl One {
             activity = activity.retry(retry_policy(&tool.name, retry));
         }
         if tool.reconcile.is_some() {
-            let (program, available, tool) = (Arc::clone(&self.program), Arc::clone(available), tool.clone());
+            let (one, available, tool) = (self.clone(), Arc::clone(available), tool.clone());
             activity = activity.reconcile(move |record| async move {
                 let key = effect_key(&record.run, record.activation, &record.key);
-                let app = program.room.app().ok()?;
-                app.runs()?
-                    .toolbox()
+                let app = one.program.room.app().ok()?;
+                let toolbox = app.runs()?.toolbox();
+                let found = toolbox
                     .found(&available, &tool, record.input.bytes(), &key)
-                    .await
+                    .await?;
+                let attempt = record.attempts.last().map(|attempt| attempt.n);
+                one.tell(one.event().ended(attempt, ToolResult::Ok, Origin::Reconciled));
+                Some(found)
             });
         }
         activity
@@ -381,7 +429,14 @@ impl One {
                     (Arc::clone(&self.program), Arc::clone(available), tool.clone());
                 let trace = self.ctx.traceparent().map(str::to_owned);
                 async move {
-                    let result = dispatch(&program, &available, &tool, &call, trace.as_deref()).await;
+                    // A decision may have come while the intent was stored.
+                    let result = if self.is_doomed() {
+                        let why = "another call of this turn was denied";
+                        let failure = Failure::new(FailureKind::Refused, why).code("not_carried_out");
+                        Err(failure.retryable(false).into())
+                    } else {
+                        dispatch(&program, &available, &tool, &call, trace.as_deref()).await
+                    };
                     self.completed(&result, call.attempt);
                     result
                 }
@@ -418,6 +473,7 @@ impl One {
 
     /// A run of another agent: its id is derived, so that a repeated dispatch finds the same run (D7, D73).
     async fn delegate(&self, agent: &str, arguments: &str, on_error: OnError) -> Result<(), NodeError> {
+        self.may_leave(&start_key(&self.key)).await;
         let child = super::child::Child {
             program: &self.program,
             ctx: &self.ctx,
@@ -433,32 +489,35 @@ impl One {
 
     /// `run.tool.started`, committed with the intent of the attempt.
     fn started(&self) -> impl FnOnce(u32) -> (std::borrow::Cow<'static, str>, Bytes) + Send + 'static {
-        let mut data = self.event();
+        let event = self.event();
         move |attempt| {
-            data["attempt"] = json!(attempt);
+            let data = event.started(attempt);
             (TOOL_STARTED.into(), Bytes::from(data.to_string()))
         }
     }
 
-    /// `run.tool.completed`, committed with the outcome.
+    /// `run.tool.completed`, committed with the outcome. What nobody knows of is not over.
     fn completed(&self, result: &Result<Bytes, CallError>, attempt: u32) {
         let result = match result {
             Ok(_) => ToolResult::Ok,
             Err(CallError::Failed { .. }) => ToolResult::Error,
             Err(CallError::Unknown) => ToolResult::Unknown,
         };
-        let mut data = self.event();
-        data["attempt"] = json!(attempt);
-        self.tell(result, data);
+        self.count(result);
+        if result != ToolResult::Unknown {
+            self.tell(self.event().ended(Some(attempt), result, Origin::Live));
+        }
     }
 
     /// The same of a call that was not dispatched.
     fn ended(&self, result: ToolResult) -> impl Fn() + '_ {
-        move || self.tell(result, self.event())
+        move || {
+            self.count(result);
+            self.tell(self.event().ended(None, result, Origin::Live));
+        }
     }
 
-    fn tell(&self, result: ToolResult, mut data: Value) {
-        data["result"] = json!(result.as_str());
+    fn count(&self, result: ToolResult) {
         let kind = match self.program.tool(&self.call.name) {
             Some(tool) if tool.mcp.is_some() => ToolKind::Mcp,
             Some(tool) if tool.agent.is_some() => ToolKind::Agent,
@@ -466,17 +525,20 @@ impl One {
             None => ToolKind::Input,
         };
         self.program.room.metrics.tool_calls.at((kind, result)).inc();
+    }
+
+    fn tell(&self, data: Value) {
         // Its name is ours and its data is small: it cannot be refused.
         let _ = self.ctx.emit(TOOL_COMPLETED, &data);
     }
 
-    fn event(&self) -> Value {
-        json!({
-            "turn": turn_of(self.ctx.activation()),
-            "tool": self.call.name,
-            "call_id": self.call.id,
-            "ordinal": self.ordinal,
-        })
+    fn event(&self) -> CallEvent {
+        CallEvent {
+            turn: turn_of(self.ctx.activation()),
+            tool: self.call.name.clone(),
+            call_id: self.call.id.clone(),
+            ordinal: self.ordinal,
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! What an agent keeps where in the journal of its run: keys, labels, and the JSON of pauses. The one place that names them.
 
 use iop_durable::ids::{Key, RunId, WaitId};
-use iop_durable::record::{ActivityRecord, Effect};
+use iop_durable::record::{ActivityRecord, Effect, Origin};
 use iop_durable::runner::idempotency_key;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::hex;
+use crate::metrics::ToolResult;
 
 /// The run's input: an activity of the first turn.
 pub(crate) const INPUT: &str = "input";
@@ -29,6 +30,41 @@ pub(crate) const TURN_COMPLETED: &str = "run.turn.completed";
 pub(crate) const TURN_DELTA: &str = "run.turn.delta";
 pub(crate) const TOOL_STARTED: &str = "run.tool.started";
 pub(crate) const TOOL_COMPLETED: &str = "run.tool.completed";
+
+/// The data of the events that tell of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CallEvent {
+    pub(crate) turn: u64,
+    pub(crate) tool: String,
+    /// The model's id.
+    pub(crate) call_id: String,
+    /// Its place in the turn, from 0.
+    pub(crate) ordinal: usize,
+}
+
+impl CallEvent {
+    fn data(&self) -> Value {
+        json!({ "turn": self.turn, "tool": self.tool, "call_id": self.call_id, "ordinal": self.ordinal })
+    }
+
+    /// Of `run.tool.started`.
+    pub(crate) fn started(&self, attempt: u32) -> Value {
+        let mut data = self.data();
+        data["attempt"] = json!(attempt);
+        data
+    }
+
+    /// Of `run.tool.completed`: how the call ended and who says so (D144). One that was not dispatched has no attempt.
+    pub(crate) fn ended(&self, attempt: Option<u32>, result: ToolResult, origin: Origin) -> Value {
+        let mut data = self.data();
+        if let Some(attempt) = attempt {
+            data["attempt"] = json!(attempt);
+        }
+        data["result"] = json!(result.as_str());
+        data["origin"] = json!(origin.as_str());
+        data
+    }
+}
 
 /// The journal's key of a tool call: the model's call id and its place in the turn (durable-api §5). Two calls with one id are
 /// two calls.

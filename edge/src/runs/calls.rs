@@ -1,24 +1,25 @@
 //! The calls of a run to the world outside, as people look at them: with the name of each tool, which only the turn before it
 //! says, and with what operators decided.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use iop_durable::ids::{ActivityId, Key, NodeName, RunId};
 use iop_durable::patterns::REASON;
-use iop_durable::record::{ActivityRecord, Scope};
+use iop_durable::record::{ActivityRecord, ActivityState, Scope};
 use iop_durable::store::Store;
 use iop_durable::token::ResumeToken;
 
+use super::merged::{PAGE_BYTES, Pace};
 use super::problem::{Code, Problem};
 use super::view::{ActivityObject, Called, is_shown};
 use super::{Runs, Seen};
-use crate::agents::journal::{MODEL, call_of};
+use crate::agents::journal::{CallEvent, MODEL, TOOL_COMPLETED, call_of, turn_of};
 use crate::agents::turn::{ToolCall, TurnAnswer};
 use crate::http::auth::Caller;
-
-/// Activities that are read at once.
-const PAGE: u32 = 200;
+use crate::metrics::ToolResult;
 
 /// The calls that the turns of one run ask for; a turn is read once.
 pub(crate) struct Tools<'a> {
@@ -69,7 +70,8 @@ impl<'a> Tools<'a> {
 }
 
 impl Runs {
-    /// The calls of a run, in order: at most `limit` behind this one, and the last of them when there are more.
+    /// The calls of a run, in order: at most `limit` behind this one, fewer when they are long, and the last of them when there are
+    /// more.
     ///
     /// # Errors
     /// `run_not_found`, `run_deleted`; `invalid_request` at `after`; the store's.
@@ -91,15 +93,20 @@ impl Runs {
                 Some(store.activity(run, &id).await?.ok_or_else(unknown)?.id)
             }
         };
-        let mut records = Vec::new();
-        let more = loop {
-            let page = store.activities(run, after, PAGE).await?;
-            let full = page.len() as u64 >= u64::from(PAGE);
+        let (mut records, mut told, mut pace) = (Vec::new(), 0, Pace::new());
+        let more = 'read: loop {
+            let piece = pace.rows();
+            let page = store.activities(run, after, piece).await?;
+            let full = page.len() as u64 >= u64::from(piece);
+            pace.after(page.len(), page.iter().map(bytes).sum());
             after = page.last().map(|record| record.id.clone());
-            records.extend(page.into_iter().filter(is_shown));
-            if records.len() as u64 > u64::from(limit) {
-                records.truncate(limit as usize);
-                break true;
+            for record in page.into_iter().filter(is_shown) {
+                told += bytes(&record);
+                let over = records.len() as u64 >= u64::from(limit) || told > PAGE_BYTES;
+                if over && !records.is_empty() {
+                    break 'read true;
+                }
+                records.push(record);
             }
             if !full {
                 break false;
@@ -137,6 +144,35 @@ impl Runs {
         let object = ActivityObject::of(&record, called, &decisions);
         Ok((object, loaded.head.token()))
     }
+}
+
+/// The event that tells of the end of a call which was not known until now; `None` while it still is not.
+pub(crate) fn ended(
+    called: Option<Called>,
+) -> impl Fn(&ActivityRecord) -> Option<(Cow<'static, str>, Bytes)> {
+    move |record| {
+        let called = called.as_ref()?;
+        let result = match record.state {
+            ActivityState::Completed => ToolResult::Ok,
+            ActivityState::Failed => ToolResult::Error,
+            ActivityState::Prepared | ActivityState::Running | ActivityState::Unknown => return None,
+        };
+        let event = CallEvent {
+            turn: turn_of(record.activation),
+            tool: called.tool.clone(),
+            call_id: called.id.clone(),
+            ordinal: called.ordinal,
+        };
+        let attempt = record.attempts.last().map(|attempt| attempt.n);
+        let data = event.ended(attempt, result, record.origin?);
+        Some((TOOL_COMPLETED.into(), Bytes::from(data.to_string())))
+    }
+}
+
+/// What is long in a call.
+fn bytes(record: &ActivityRecord) -> usize {
+    let output = record.output.as_ref();
+    record.input.bytes().len() + output.map_or(0, |output| output.bytes().len())
 }
 
 /// A call that people may look at and decide about.

@@ -17,7 +17,7 @@ use iop_durable::token::ResumeToken;
 
 use self::effects::Resolve;
 use self::resume::{Ask, Decision, refusal, without_definition};
-use super::calls::{Tools, call};
+use super::calls::{Tools, call, ended as ended_call};
 use super::catalog::Compiled;
 use super::live::Update;
 use super::outside::with_token;
@@ -229,8 +229,9 @@ impl Runs {
         caller.require(Role::Operator)?;
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let run = &loaded.head.id;
-        let operator = &engine.operator;
         let record = call(&engine.store, run, activity).await?;
+        let called = Tools::new(&engine.store).of(&record).await?;
+        let operator = &engine.operator.telling(ended_call(called));
         let resolution = resolve.of(&record).map_err(|problem| problem.of(run.as_str()))?;
         let (by, resolution) = (decider(caller), &resolution);
         let by = by.as_str();
@@ -257,7 +258,6 @@ impl Runs {
         caller.require(Role::Operator)?;
         let Seen { engine, loaded } = self.see(caller, run).await?;
         let run = &loaded.head.id;
-        let operator = &engine.operator;
         let record = call(&engine.store, run, activity).await?;
         if record.origin == Some(Origin::Reconciled) {
             return Ok(true);
@@ -283,7 +283,9 @@ impl Runs {
                 .found(&newest.spec, tool, record.input.bytes(), &key)
                 .await
         };
-        operator
+        engine
+            .operator
+            .telling(ended_call(called.clone()))
             .reconcile(run, &record.id, probe)
             .await
             .map_err(|e| of(e.into()))?;

@@ -115,6 +115,17 @@ impl Ctx {
         }
     }
 
+    /// How the gate of this key was settled, as far as it is known by now; `None` while it is armed, and when it was not asked for.
+    pub fn settled(&self, key: &str) -> Option<Answer> {
+        let record = self.ledger.settled(&Key::new(key).ok()?)?;
+        answer(&record).ok()
+    }
+
+    /// Whether the activity of this key was asked for before: in this entry, or in one whose journal is there.
+    pub fn knows(&self, key: &str) -> bool {
+        Key::new(key).is_ok_and(|key| self.ledger.knows(&key))
+    }
+
     /// Keeps the run from parking while the node does something of its own beside its gates: a lookup, a computation elsewhere.
     /// Until the guard is dropped a pause of another branch does not end this entry.
     pub fn busy(&self) -> Busy {

@@ -1,6 +1,7 @@
 //! How a segment is left: parked, over, or cut short.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -83,6 +84,7 @@ where
             draft.head.waiting = None;
             return self.leave(draft).await;
         }
+        self.cancel_children().await?;
         let mut draft = self.draft();
         match cut_short(
             &mut draft,
@@ -93,6 +95,24 @@ where
         ) {
             Some(outcome) => self.end(draft, outcome).await,
             None => self.leave(draft).await,
+        }
+    }
+}
+
+impl<S, E> Segment<S, E> {
+    /// Before the end: the runs that this one started are asked to end with it. A store that is away is asked again while an
+    /// outcome is not stored.
+    async fn cancel_children(&self) -> Result<(), Halt> {
+        let operator = self.inner.operator();
+        let by = self.cancel.as_ref().and_then(|cancel| cancel.by.as_deref());
+        let mut pause = Duration::from_millis(20);
+        loop {
+            match operator.cancel_children(&self.head.id, by).await {
+                Err(StoreError::Unavailable { .. }) if self.ledger.has_outcome() && self.held.is_live() => {}
+                asked => return asked.map_err(Halt::Store),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(500));
         }
     }
 }

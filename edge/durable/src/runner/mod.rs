@@ -179,6 +179,10 @@ impl<S, E> Inner<S, E> {
         }
     }
 
+    pub(crate) fn operator(&self) -> Operator {
+        Operator::of(Arc::clone(&self.store), Arc::clone(&self.keeper), self.limits)
+    }
+
     /// The typed state of stored bytes. Their seal holds: a codec that cannot read them is of another definition (D116).
     pub(crate) fn decode(&self, state: &Payload) -> Result<S, RunError>
     where
@@ -263,11 +267,7 @@ where
 
     /// Everything that needs no graph: cancelling, resolving, reading.
     pub fn operator(&self) -> Operator {
-        Operator::of(
-            Arc::clone(&self.inner.store),
-            Arc::clone(&self.inner.keeper),
-            self.inner.limits,
-        )
+        self.inner.operator()
     }
 
     /// Accepts a run and runs it here, to its first park or end. A run that exists with this id, definition and first state is

@@ -11,6 +11,7 @@ use crate::ids::NodeName;
 use crate::record::{EventName, Exhausted, Outcome, Status, Waiting, WaitingKind};
 use crate::runner::draft::Halt;
 use crate::runner::ending::outcome_of;
+use crate::runner::operate::is_given_up;
 use crate::runner::segment::Segment;
 use crate::runner::step::enter;
 use crate::runner::{RunError, Runner};
@@ -215,6 +216,9 @@ where
             // Neither a request to cancel nor a deadline resolves an effect.
             return self.nothing_to_do().await;
         }
+        if self.head.event_seq <= 1 {
+            self.ask_parent().await?;
+        }
         if (self.cancel.is_some() || over) && self.head.status != Status::Failed {
             // The first turn ends it. A failure has had its end: that of the next life needs the next life.
             return Ok(true);
@@ -322,6 +326,29 @@ where
             }
             Err(halt) => Err(RunError::from(halt)),
         }
+    }
+
+    /// Before the first step of a run that another one started: one that came into being while its parent was being cancelled
+    /// ends as those do that its parent knew of.
+    async fn ask_parent(&mut self) -> Result<(), RunError> {
+        let Some(parent) = &self.head.lineage.parent else {
+            return Ok(());
+        };
+        let parent = match self.inner.store.load(parent).await {
+            Ok(parent) => parent,
+            Err(StoreError::NotFound | StoreError::Deleted | StoreError::Corrupt { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        if is_given_up(&parent) {
+            let by = parent
+                .inbox
+                .cancel
+                .as_ref()
+                .and_then(|cancel| cancel.by.as_deref());
+            self.inner.operator().ask_child(&self.head.id, by).await?;
+            self.read_inbox().await?;
+        }
+        Ok(())
     }
 
     /// Whether the run waits for the next attempt of its step.

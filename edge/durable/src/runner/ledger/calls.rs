@@ -147,6 +147,13 @@ impl Ledger {
         }
     }
 
+    /// Whether a call of this key was ever asked for in this activation.
+    pub(crate) fn knows(&self, key: &Key) -> bool {
+        let (run, node) = (&self.entry.run, &self.entry.node);
+        let id = ActivityId::derive(run, node, self.entry.activation, key);
+        self.inner.lock().activities.contains_key(&id)
+    }
+
     /// A reconciliation begins or ends.
     pub(crate) fn probing(&self, begins: bool) {
         let mut inner = self.inner.lock();

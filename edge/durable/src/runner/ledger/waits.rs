@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Ledger, ParkedOn, conflict};
 use crate::failure::{Failure, FailureKind};
-use crate::ids::{NodeName, WaitId};
+use crate::ids::{Key, NodeName, WaitId};
 use crate::machine::wait::{self, Address, Armed, WaitSpec};
 use crate::record::{Continuation, WaitRecord, WaitStatus};
 use crate::time::Timestamp;
@@ -93,6 +93,18 @@ impl Ledger {
             }
             Err(e) => Err(conflict(e)),
         }
+    }
+
+    /// The gate of this key that is settled; `None` while it is armed, and when nobody asked for it.
+    pub(crate) fn settled(&self, key: &Key) -> Option<WaitRecord> {
+        let inner = self.inner.lock();
+        let of = |generation| {
+            let (run, node) = (&self.entry.run, &self.entry.node);
+            let id = WaitId::derive(run, node, self.entry.activation, key, generation);
+            inner.waits.get(&id)
+        };
+        let asked_for = (1..).map_while(of).find(|wait| !was_withdrawn(wait))?;
+        (asked_for.status != WaitStatus::Armed).then(|| asked_for.clone())
     }
 
     pub(crate) async fn wait_changed(&self) {

@@ -35,9 +35,21 @@ pub struct Cancelled {
     /// The same id asked the same before.
     pub replayed: bool,
 }
+/// What a request to cancel found before anybody acted on it.
+pub(super) enum Asked {
+    /// It is stored.
+    Now,
+    /// It was stored before; where the run stands.
+    Before(Status),
+    /// The run was over.
+    Over(Status),
+    /// The id was used with another reason.
+    Otherwise,
+}
+
 impl Operator {
     /// Asks for the end of a run. The request is stored first; then the run is ended here, when nobody works on it, or by
-    /// whoever does (durable-api §8, "Cancel").
+    /// whoever does (durable-api §8, "Cancel"). The runs that it started and that are not over are asked before it has ended.
     ///
     /// # Errors
     /// `run_not_found`, `run_deleted`; `delivery_conflict` when the id was used with another reason; the store's.
@@ -48,33 +60,45 @@ impl Operator {
         reason: &str,
         by: Option<&str>,
     ) -> Result<Cancelled, RunError> {
+        let (outcome, replayed) = match self.ask(run, id, reason, by).await? {
+            Asked::Now => (self.act_on_cancel(run, by).await, false),
+            Asked::Before(status) if status.is_terminal() => (CancelOutcome::Done(status), true),
+            // The first answer may have been lost before anybody acted on it.
+            Asked::Before(_) => (self.act_on_cancel(run, by).await, true),
+            Asked::Over(status) => (CancelOutcome::Over(status), false),
+            Asked::Otherwise => {
+                let why = "cancel_id: used with another reason";
+                return Err(RunError::DeliveryConflict(why.to_owned()));
+            }
+        };
+        Ok(Cancelled { outcome, replayed })
+    }
+
+    /// Stores a request to cancel.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(super) async fn ask(
+        &self,
+        run: &RunId,
+        id: &DecisionId,
+        reason: &str,
+        by: Option<&str>,
+    ) -> Result<Asked, StoreError> {
         let content = digest_of(&[b"cancel", reason.as_bytes()]);
         let started = Instant::now();
         loop {
             let loaded = self.store.load(run).await?;
+            let status = loaded.head.status;
             if let Some(earlier) = self.store.decision(run, &Scope::Cancel, id).await? {
-                if earlier.content != content {
-                    return Err(RunError::DeliveryConflict(
-                        "cancel_id: used with another reason".to_owned(),
-                    ));
-                }
-                let status = loaded.head.status;
-                let outcome = if status.is_terminal() {
-                    CancelOutcome::Done(status)
+                return Ok(if earlier.content == content {
+                    Asked::Before(status)
                 } else {
-                    // The first answer may have been lost before anybody acted on it.
-                    self.act_on_cancel(run).await
-                };
-                return Ok(Cancelled {
-                    outcome,
-                    replayed: true,
+                    Asked::Otherwise
                 });
             }
-            if loaded.head.status.is_terminal() {
-                return Ok(Cancelled {
-                    outcome: CancelOutcome::Over(loaded.head.status),
-                    replayed: false,
-                });
+            if status.is_terminal() {
+                return Ok(Asked::Over(status));
             }
             let request = CancelRequest {
                 id: id.clone(),
@@ -99,28 +123,28 @@ impl Operator {
                 wake: true,
             };
             match self.store.post(post).await {
-                Ok(_) => break,
+                Ok(_) => return Ok(Asked::Now),
                 Err(StoreError::Conflict(_) | StoreError::Duplicate | StoreError::Unconfirmed { .. })
                     if started.elapsed() < PATIENCE => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
-        Ok(Cancelled {
-            outcome: self.act_on_cancel(run).await,
-            replayed: false,
-        })
     }
 
     /// Stored is what was promised: when the run cannot be ended here, its holder or the next one does it.
-    async fn act_on_cancel(&self, run: &RunId) -> CancelOutcome {
-        match self.finish_cancelled(run).await {
+    async fn act_on_cancel(&self, run: &RunId, by: Option<&str>) -> CancelOutcome {
+        let done = async {
+            self.cancel_children(run, by).await?;
+            self.finish_cancelled(run).await
+        };
+        match done.await {
             Ok(status) => CancelOutcome::Done(status),
             Err(_) => CancelOutcome::Requested,
         }
     }
 
     /// Ends a run that is to be cancelled and that nobody works on.
-    async fn finish_cancelled(&self, run: &RunId) -> Result<Status, RunError> {
+    pub(super) async fn finish_cancelled(&self, run: &RunId) -> Result<Status, RunError> {
         let (acquired, held) = self.acquire_now(run).await?;
         let done = self.finish_held(&acquired, &held).await;
         if done.is_err() {
@@ -218,6 +242,8 @@ impl Operator {
             let waiting = draft.head.waiting.unwrap_or_else(nothing);
             return Err(RunError::Ambiguous(Box::new(waiting)));
         };
+        self.cancel_children(&token.run, cancellation.by.as_deref())
+            .await?;
         outcome.reason = Reason::WaitCancelled;
         outcome.cancel = Some(OutcomeCancel {
             by: cancellation.by.clone(),

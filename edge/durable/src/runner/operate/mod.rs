@@ -3,19 +3,24 @@
 //! route, and lives in `Runner::deliver`.
 
 mod cancel;
+mod children;
 mod deliver;
 mod resolve;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 pub use cancel::{CancelOutcome, Cancelled};
+pub(crate) use children::is_given_up;
 pub use deliver::{Addressed, DeliverOutcome};
 pub use resolve::{Reconciled, Resolved};
 
 use crate::ids::{NodeName, Owner, RunId};
+use crate::record::ActivityRecord;
 use crate::runner::draft::{Draft, persist};
 use crate::runner::ending::outcome_of;
 use crate::runner::keeper::{Held, Keeper};
@@ -33,7 +38,12 @@ pub struct Operator {
     store: Arc<dyn Store>,
     keeper: Arc<Keeper>,
     limits: Limits,
+    tell: Option<Arc<Tell>>,
 }
+
+/// The name and the data of the event that tells of a settled effect.
+type Tell = dyn Fn(&ActivityRecord) -> Option<HostEvent> + Send + Sync;
+type HostEvent = (Cow<'static, str>, Bytes);
 
 impl Operator {
     /// `ttl` bounds how long one operation holds a run.
@@ -48,6 +58,22 @@ impl Operator {
             store,
             keeper,
             limits,
+            tell: None,
+        }
+    }
+
+    /// The same, with an event of the host's own for each effect that it resolves or reconciles: committed with the outcome.
+    /// `data` is JSON.
+    #[must_use]
+    pub fn telling(
+        &self,
+        tell: impl Fn(&ActivityRecord) -> Option<(Cow<'static, str>, Bytes)> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            store: Arc::clone(&self.store),
+            keeper: Arc::clone(&self.keeper),
+            limits: self.limits,
+            tell: Some(Arc::new(tell)),
         }
     }
 

@@ -5,7 +5,7 @@ use std::future::Future;
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::{Operator, fresh, replayed};
+use super::{HostEvent, Operator, fresh, replayed};
 use crate::ids::{ActivityId, RunId, digest_of, hex};
 use crate::machine::activity::{self, Action, Resolution};
 use crate::payload::{Digest, Payload};
@@ -44,6 +44,13 @@ enum Then {
     GoOn,
     /// It waits for the prepared attempt.
     Retry,
+}
+
+/// What settles an effect, and what follows.
+struct Settled {
+    decisions: Vec<DecisionRecord>,
+    told: Option<HostEvent>,
+    then: Then,
 }
 
 #[derive(Serialize)]
@@ -127,13 +134,13 @@ impl Operator {
         fresh(token, loaded)?;
         let ledger = self.ledger(acquired).await?;
         let now = loaded.now;
-        match ledger.amend(&resolution.id, |record| {
-            activity::resolve(record, resolution, now, fastrand::f64())
+        let told = match ledger.amend(&resolution.id, |record| {
+            activity::resolve(record, resolution, now, fastrand::f64()).map(|()| self.told(record))
         }) {
             None => return Err(RunError::ActivityNotFound),
             Some(Err(refused)) => return Err(RunError::ActivityConflict(refused.to_string())),
-            Some(Ok(())) => {}
-        }
+            Some(Ok(told)) => told,
+        };
         let action = action_name(&resolution.action);
         let body = OperatorDecision {
             action,
@@ -162,7 +169,17 @@ impl Operator {
             Action::Complete { .. } | Action::Fail { .. } if resume => Then::GoOn,
             Action::Complete { .. } | Action::Fail { .. } => Then::Rest,
         };
-        self.settled(loaded, &ledger, held, vec![decision], then).await
+        let settled = Settled {
+            decisions: vec![decision],
+            told,
+            then,
+        };
+        self.settled(loaded, &ledger, held, settled).await
+    }
+
+    /// What the host tells of an effect that has its outcome.
+    fn told(&self, record: &ActivityRecord) -> Option<HostEvent> {
+        self.tell.as_ref().and_then(|tell| tell(record))
     }
 
     /// After an unknown effect is settled: on to the end of a cancelled run, to the next unknown effect, to a queue or to a
@@ -172,15 +189,24 @@ impl Operator {
         loaded: &Loaded,
         ledger: &Ledger,
         held: &Held,
-        decisions: Vec<DecisionRecord>,
-        then: Then,
+        settled: Settled,
     ) -> Result<Resolved, RunError> {
         let now = loaded.now;
+        let Settled {
+            decisions,
+            told,
+            then,
+        } = settled;
         let mut draft = Draft::new(&loaded.head, &loaded.state, now);
         draft.decisions = decisions;
+        if let Some((name, data)) = told {
+            draft.event(name, data);
+        }
         let holding = ledger.holding();
-        if loaded.inbox.cancel.is_some() && !holding.unknown {
-            if let Some(outcome) = cut_short(&mut draft, ledger, loaded.inbox.cancel.as_ref(), now, now) {
+        if let (Some(cancel), false) = (&loaded.inbox.cancel, holding.unknown) {
+            self.cancel_children(&loaded.head.id, cancel.by.as_deref())
+                .await?;
+            if let Some(outcome) = cut_short(&mut draft, ledger, Some(cancel), now, now) {
                 end(&self.store, held, &mut draft, outcome).await?;
             }
         } else {
@@ -249,15 +275,21 @@ impl Operator {
             let loaded = &acquired.loaded;
             let ledger = self.ledger(&acquired).await?;
             let changed = ledger.amend(id, |record| {
-                record.attempts.len() == attempt
-                    && activity::reconcile(record, Some(Payload::new(found)), loaded.now)
+                let settles = record.attempts.len() == attempt
+                    && activity::reconcile(record, Some(Payload::new(found)), loaded.now);
+                settles.then(|| self.told(record))
             });
-            if changed != Some(true) {
+            let Some(Some(told)) = changed else {
                 return Err(RunError::ActivityConflict(
                     "the activity changed meanwhile".to_owned(),
                 ));
-            }
-            self.settled(loaded, &ledger, &held, Vec::new(), Then::GoOn).await
+            };
+            let settled = Settled {
+                decisions: Vec::new(),
+                told,
+                then: Then::GoOn,
+            };
+            self.settled(loaded, &ledger, &held, settled).await
         };
         match done.await {
             Ok(resolved) => Ok(Reconciled::Found(resolved.token)),
