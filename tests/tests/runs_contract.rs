@@ -3,7 +3,8 @@
 use iop_tests::llm::Say;
 use iop_tests::run;
 use iop_tests::runs::agents::{FRAGILE, GUARDED, WORKER, all};
-use iop_tests::runs::{Api, BOSS, Db, OWNER, Sse, World, encode};
+use iop_tests::runs::{Api, BOSS, Db, OWNER, Options, Sse, World, encode};
+use iop_tests::tool_stub::Answer as ToolAnswer;
 use serde_json::{Value, json};
 
 /// What a key without the role sends: nothing of it would be taken from anybody.
@@ -355,5 +356,112 @@ fn an_approval_is_found_behind_thousands_that_do_not_fit() {
         }
         let cancelled = pages(&api, "/approvals?status=cancelled", 200).await;
         assert_eq!(cancelled.concat().len(), CALLS * RUNS);
+    });
+}
+
+#[test]
+fn what_is_too_large_is_refused_before_anything_is_stored_and_named() {
+    run(60, async {
+        let options = Options::default()
+            .line("runs", "max_result = \"64KiB\"")
+            .line("runs", "max_state = \"128KiB\"");
+        let world = World::with(Db::Sqlite, options, all).await;
+        let api = world.api();
+        let long = "x".repeat(65 << 10);
+        let too_large = async |path: &str, body: Value, field: &str| {
+            let answer = api.post(path, &body).await;
+            let error = answer.json()["error"].clone();
+            assert_eq!(
+                (
+                    answer.status(),
+                    &error["code"],
+                    &error["param"],
+                    &error["retryable"]
+                ),
+                (413, &json!("payload_too_large"), &json!(field), &json!(false)),
+                "{path}: {}",
+                answer.text()
+            );
+        };
+        let create = |input: &str| json!({"agent": WORKER, "input": input, "run_id": "long"});
+        too_large("/runs", create(&long), "input").await;
+        too_large("/runs", create(&"x".repeat(200 << 10)), "input").await;
+        api.get("/runs/long").await.assert_error(404, "run_not_found");
+        let fits = "x".repeat((64 << 10) - 2);
+        assert_eq!(api.post("/runs", &create(&fits)).await.status(), 202);
+        api.succeeded("long").await;
+
+        let calls = [
+            ("a", "charge", "{\"amount\":500}"),
+            ("b", "request_input", "{\"prompt\":\"?\"}"),
+        ];
+        let say = vec![Say::calls(&calls), Say::text("done")];
+        world.stubs.llm.plays("asks", say);
+        let run = api.run(GUARDED, "asks").await;
+        let approval = api.waits_on(&run, "approval", 1).await[0].clone();
+        let edit = json!({"decision": "edit", "decision_id": "d", "edited_arguments": {"amount": 1, "why": long},
+            "arguments_digest": approval["arguments_digest"]});
+        let decide = format!("/runs/{run}/approvals/{}", approval["id"].as_str().unwrap());
+        too_large(&decide, edit, "edited_arguments").await;
+        let wait = api.waits_on(&run, "input", 1).await[0]["id"].clone();
+        let wait = wait.as_str().unwrap();
+        let answer = json!({"decision_id": "d", "value": long});
+        too_large(&format!("/runs/{run}/inputs/{wait}"), answer, "value").await;
+        let delivery = json!({"delivery_id": "d", "correlation_id": wait, "payload": long});
+        too_large(
+            &format!("/runs/{run}/waits/{wait}/deliveries"),
+            delivery.clone(),
+            "payload",
+        )
+        .await;
+        too_large("/events", delivery, "payload").await;
+        // Nothing of it was recorded: the ids are free.
+        let seen = api.seen_run(&run).await;
+        assert_eq!(seen["waiting_on"].as_array().unwrap().len(), 2, "{seen}");
+        let approved = api.decide(&run, &approval, "approve", "d").await;
+        assert_eq!(approved.status(), 200, "{}", approved.text());
+        let answered = api
+            .post(
+                &format!("/runs/{run}/inputs/{wait}"),
+                &json!({"decision_id": "d", "value": 1}),
+            )
+            .await;
+        assert_eq!(answered.status(), 200, "{}", answered.text());
+        api.succeeded(&run).await;
+    });
+}
+
+#[test]
+fn a_page_of_calls_is_bounded_in_bytes_and_the_list_is_whole() {
+    const LONG: usize = 3 << 20;
+    run(120, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let long = "x".repeat(LONG);
+        world
+            .stubs
+            .tools
+            .always("/items/long", ToolAnswer::bytes(200, long.as_bytes()));
+        let (long, short) = ("{\"sku\":\"long\"}", "{\"sku\":\"short\"}");
+        let calls = [
+            ("a", "lookup", long),
+            ("b", "lookup", long),
+            ("c", "lookup", short),
+            ("d", "lookup", long),
+            ("e", "lookup", short),
+        ];
+        let say = vec![Say::calls(&calls), Say::text("done")];
+        world.stubs.llm.plays("look", say);
+        let run = api.run(WORKER, "look").await;
+        api.succeeded(&run).await;
+        let path = format!("/runs/{run}/activities");
+        let walked = pages(&api, &path, 200).await;
+        let whole = walked.concat();
+        let mut called: Vec<&str> = whole.iter().map(|a| a["call_id"].as_str().unwrap()).collect();
+        called.sort_unstable();
+        assert_eq!((walked.len(), called), (2, vec!["a", "b", "c", "d", "e"]));
+        for limit in [1, 2, 3] {
+            assert_eq!(pages(&api, &path, limit).await.concat(), whole);
+        }
     });
 }

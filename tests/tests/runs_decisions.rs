@@ -149,6 +149,7 @@ fn an_operator_settles_an_unknown_effect_once() {
             (&decision["decision_id"], &decision["by"], &decision["evidence"]),
             (&json!("r1"), &json!("boss"), &json!("ticket 7"))
         );
+        assert_eq!(decision["input_digest"], settled["input_digest"]);
         // The attempt is what it was: the decision stands beside it.
         assert_eq!(settled["attempts"][0]["class"], "abandoned");
         is_replay(&resolve(json!({})).await);

@@ -105,6 +105,12 @@ impl Runs {
             let why = "Runs of this agent wait for approvals; they cannot be without durability.";
             return Err(Problem::new(Code::UnsupportedGuarantee, why).at("durable"));
         }
+        // It becomes a result of the run's own: one that could not be stored then is not accepted.
+        let (bytes, limit) = (create.input.get().len() as u64, self.settings().max_result);
+        if bytes > limit {
+            let why = format!("input is {bytes} bytes, at most {limit} are allowed.");
+            return Err(Problem::new(Code::PayloadTooLarge, why).at("input"));
+        }
         conversation(&create.input).map_err(|why| Problem::invalid("input", format!("input: {why}.")))?;
         let mut start = Start::new(AgentState::of_input(create.input));
         start.run = run;

@@ -175,6 +175,16 @@ impl Problem {
         self
     }
 
+    /// At this field, when something was too large and nothing says what.
+    #[must_use]
+    pub(crate) fn too_large_at(self, param: &'static str) -> Self {
+        if self.code == Code::PayloadTooLarge && self.param.is_none() {
+            self.at(param)
+        } else {
+            self
+        }
+    }
+
     /// About this run.
     #[must_use]
     pub fn of(mut self, run: &str) -> Self {

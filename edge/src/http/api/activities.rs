@@ -59,7 +59,7 @@ struct Resolution {
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// The calls of a run, in order.
+/// The calls of a run, in order. A page may have fewer than `limit` when what they sent and gave is long.
 #[utoipa::path(get, path = "/runs/{id}/activities", tag = "outside", operation_id = "list_activities", params(("id" = String, Path), Page),
     responses((status = 200, body = List<ActivityObject>)))]
 async fn of_run(
@@ -126,7 +126,8 @@ async fn resolve(
         resume: body.resume,
     };
     let given = |run: &_| token(run, body.resume_token.as_deref(), headers.get(IF_MATCH));
-    let resolved = runs.resolve(&caller, &run, &activity, &resolve, given).await?;
+    let resolved = runs.resolve(&caller, &run, &activity, &resolve, given).await;
+    let resolved = resolved.map_err(|problem| problem.too_large_at("output"))?;
     let (object, _) = runs.activity(&caller, &run, &activity).await?;
     Ok(after(object, &resolved.token, resolved.replayed))
 }

@@ -129,6 +129,7 @@ async fn decide(
     )?;
     let said = Said::Decision(&approval, &body.decision_id);
     matching::check(&runs, &caller, &run, &headers, said).await?;
-    let (object, told) = runs.decide(&caller, &run, &approval, &decide).await?;
+    let decided = runs.decide(&caller, &run, &approval, &decide).await;
+    let (object, told) = decided.map_err(|problem| problem.too_large_at("edited_arguments"))?;
     Ok(after(object, &told.token, told.replayed))
 }

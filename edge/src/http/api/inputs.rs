@@ -45,6 +45,7 @@ async fn answer(
     matching::check(&runs, &caller, &run, &headers, said).await?;
     let told = runs
         .answer(&caller, &run, &input, &body.decision_id, &body.value)
-        .await?;
+        .await
+        .map_err(|problem| problem.too_large_at("value"))?;
     Ok(after(WaitObject::of(&told.wait), &told.token, told.replayed))
 }

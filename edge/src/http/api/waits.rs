@@ -101,7 +101,8 @@ async fn deliver(
     let delivery = Deliver::new(&body.delivery_id, &body.correlation_id, body.payload)?;
     let said = Said::Delivery(&wait, &body.delivery_id);
     matching::check(&runs, &caller, &run, &headers, said).await?;
-    let told = runs.deliver(&caller, &run, &wait, &delivery).await?;
+    let told = runs.deliver(&caller, &run, &wait, &delivery).await;
+    let told = told.map_err(|problem| problem.too_large_at("payload"))?;
     delivered(&runs, &caller, &told).await
 }
 
@@ -114,7 +115,8 @@ async fn event(
     Json(body, _held): Json<Delivery>,
 ) -> Result<Response, Problem> {
     let delivery = Deliver::new(&body.delivery_id, &body.correlation_id, body.payload)?;
-    let told = runs.event(&caller, &delivery).await?;
+    let told = runs.event(&caller, &delivery).await;
+    let told = told.map_err(|problem| problem.too_large_at("payload"))?;
     delivered(&runs, &caller, &told).await
 }
 

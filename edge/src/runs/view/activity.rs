@@ -151,6 +151,10 @@ fn decision_of(decision: &DecisionRecord, activity: &str) -> Option<Value> {
                 let value = serde_json::from_str(text).unwrap_or(value);
                 (name, value)
             }
+            ("input_digest", Some(hex)) => {
+                let digest = format!("sha256:{hex}");
+                (name, digest.into())
+            }
             _ => (name, value),
         });
     told.extend(said);

@@ -105,7 +105,10 @@ pub(super) async fn create(
     let asked = asked(body, idempotency, traceparent(&headers))?;
     let Made {
         run, replayed: again, ..
-    } = runs.create(&caller, asked).await?;
+    } = runs
+        .create(&caller, asked)
+        .await
+        .map_err(|problem| problem.too_large_at("input"))?;
     let mut seen = runs.see(&caller, run.as_str()).await?;
     let mut response = if streams {
         sse::stream(&app, &runs, &caller, &seen, From::After(0), on_disconnect).await?
