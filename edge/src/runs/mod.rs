@@ -54,6 +54,9 @@ use crate::tasks;
 /// How often a follower looks at the store without a word: what runs here is told at once.
 const FOLLOW_POLL: Duration = Duration::from_millis(500);
 
+/// How long a run that is not kept is there after its end: several looks of those who follow it at another edge.
+const LINGER: Duration = Duration::from_secs(4);
+
 /// What `Runs` is made of.
 pub struct Ingredients {
     pub settings: RunsSettings,
@@ -145,6 +148,7 @@ impl Runs {
                 ..Limits::default()
             },
             cancel_grace: settings.cancel_grace,
+            linger: LINGER,
             ..Options::new(owner.clone())
         };
         let watched = |inner: Arc<dyn Store>| {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use iop_durable::ids::{CorrelationId, DecisionId, RunId};
 use iop_durable::machine::wait::Delivery;
 use iop_durable::payload::Payload;
-use iop_durable::record::{Status, WaitingKind};
+use iop_durable::record::{RunHead, Status, WaitingKind};
 use iop_durable::store::{Listed, RunFilter, StoreError};
 use iop_durable::time::Timestamp;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::catalog::{AGENT, Version};
-use super::{Engine, Runs};
+use super::{Engine, LINGER, Runs};
 use crate::agents::action::restored;
 use crate::agents::child::ended;
 use crate::metrics::LiveStatus;
@@ -116,8 +116,15 @@ async fn retain(runs: &Runs) -> Result<(), StoreError> {
             Err(_) => return Ok(()),
         };
         for version in &page {
-            if let Some(ttl) = version.spec.retention.ttl {
-                delete_older(durable, Some(version), now, ttl.0).await?;
+            let retention = &version.spec.retention;
+            if let Some(ttl) = retention.ttl {
+                delete_older(durable, Some(version), now, ttl.0, |_| true).await?;
+            }
+            // What a process left that ended before it deleted them.
+            if retention.delete_on_success {
+                let alone =
+                    |head: &RunHead| head.status == Status::Succeeded && head.lineage.parent.is_none();
+                delete_older(durable, Some(version), now, LINGER, alone).await?;
             }
         }
         if (page.len() as u64) < u64::from(PAGE) {
@@ -126,15 +133,16 @@ async fn retain(runs: &Runs) -> Result<(), StoreError> {
         after = page.last().map(|version| version.name.clone());
     }
     let now = volatile.store.now().await?;
-    delete_older(volatile, None, now, VOLATILE).await
+    delete_older(volatile, None, now, VOLATILE, |_| true).await
 }
 
-/// Deletes runs that ended longer ago than `ttl`.
+/// Deletes the runs among these that ended longer ago than `ttl`.
 async fn delete_older(
     engine: &Engine,
     version: Option<&Arc<Version>>,
     now: Timestamp,
     ttl: Duration,
+    these: impl Fn(&RunHead) -> bool,
 ) -> Result<(), StoreError> {
     let Some(before) = earlier(now, ttl) else {
         return Ok(());
@@ -155,7 +163,7 @@ async fn delete_older(
                 return Ok(());
             }
             filter.after = Some((head.created_at, head.id.clone()));
-            if head.status.is_terminal() && head.updated_at < before {
+            if head.status.is_terminal() && head.updated_at < before && these(head) {
                 match engine.store.delete_if_idle(&head.id).await {
                     Ok(()) | Err(StoreError::NotFound | StoreError::Deleted | StoreError::Busy) => {}
                     Err(error) => return Err(error),

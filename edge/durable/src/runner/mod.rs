@@ -44,6 +44,7 @@ use crate::runner::ledger::Entry;
 use crate::runner::resume::{Intent, refusal};
 use crate::runner::segment::Segment;
 use crate::store::{Acquired, Store};
+use crate::tasks;
 use crate::token::ResumeToken;
 
 /// Limits of one run (D262). Beyond them a call is refused before anything happens.
@@ -103,17 +104,21 @@ pub struct Options {
     pub limits: Limits,
     /// How long an unsafe call in flight may still answer after a cancellation.
     pub cancel_grace: Duration,
+    /// How long a run that is deleted on success is still there: for those who follow it elsewhere. A process that ends within
+    /// this time leaves it.
+    pub linger: Duration,
     pub bindings: Bindings,
 }
 
 impl Options {
-    /// Leases of 30 s, a grace of 10 s, the default limits.
+    /// Leases of 30 s, a grace of 10 s, no lingering, the default limits.
     pub fn new(owner: Owner) -> Self {
         Self {
             owner,
             lease_ttl: Duration::from_secs(30),
             limits: Limits::default(),
             cancel_grace: Duration::from_secs(10),
+            linger: Duration::ZERO,
             bindings: Bindings::default(),
         }
     }
@@ -138,6 +143,7 @@ pub(crate) struct Inner<S, E> {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) limits: Limits,
     pub(crate) cancel_grace: Duration,
+    pub(crate) linger: Duration,
     pub(crate) bindings: Arc<Bindings>,
 }
 
@@ -227,6 +233,7 @@ where
         for (field, span) in [
             ("lease_ttl", options.lease_ttl),
             ("cancel_grace", options.cancel_grace),
+            ("linger", options.linger),
         ] {
             if span > MAX_SPAN {
                 return Err(RunError::InvalidRequest {
@@ -252,6 +259,7 @@ where
                 keeper,
                 limits: options.limits,
                 cancel_grace: options.cancel_grace,
+                linger: options.linger,
                 bindings: Arc::new(options.bindings),
             }),
         })
@@ -395,8 +403,19 @@ where
         let (store, graph) = (&self.inner.store, &self.inner.graph);
         // A run that another one started is there until that one has read its result.
         if head.status == Status::Succeeded && graph.delete_on_success && head.lineage.parent.is_none() {
-            if let Err(error) = store.delete_if_idle(&head.id).await {
-                tracing::warn!(%error, "a finished run was not deleted");
+            let (store, run, linger) = (Arc::clone(store), head.id.clone(), self.inner.linger);
+            let delete = async move {
+                if let Err(error) = store.delete_if_idle(&run).await {
+                    tracing::warn!(%error, "a finished run was not deleted");
+                }
+            };
+            if linger.is_zero() {
+                delete.await;
+            } else {
+                tasks::spawn("delete on success", async move {
+                    tokio::time::sleep(linger).await;
+                    delete.await;
+                });
             }
             return;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use iop_durable::graph::{Directive, Graph};
-use iop_durable::record::Status;
+use iop_durable::record::{Exhausted, Reason, Status, StepStatus};
 use iop_durable::runner::{BudgetRefused, Ctx, Resume, Start};
 
 use crate::support::*;
@@ -155,4 +155,49 @@ async fn a_refused_draw_can_be_handled_and_changes_nothing() {
         (done.status, done.budgets["tokens"].used),
         (Status::Succeeded, 10)
     );
+}
+
+/// A step that says itself that a limit ran out leaves what it returned and drew.
+#[tokio::test(start_paused = true)]
+async fn a_step_may_end_its_run_exhausted_and_is_committed() {
+    let room = Room::new();
+    let graph: Arc<Graph<Trail>> = shared(
+        graph("spending")
+            .budget("tokens", 100)
+            .budget("coins", 5)
+            .usage(|trail: &Trail| serde_json::value::to_raw_value(&trail.len()).map_err(|e| e.to_string()))
+            .node("ask", |ctx: Ctx, trail: Trail| async move {
+                ctx.charge("coins", 2)?;
+                let tokens = ctx.charge("tokens", 130)?;
+                let exhausted = Exhausted {
+                    budget: "tokens".to_owned(),
+                    used: tokens.used,
+                    limit: tokens.limit,
+                    decimals: 0,
+                };
+                Ok((pushed(trail, "asked"), Directive::exhaust(exhausted)))
+            })
+            .terminal("ask"),
+    );
+    let done = room.runner(&graph).start(Start::new(Trail::new())).await.unwrap();
+    assert_eq!(
+        (done.status, done.reason()),
+        (Status::Exhausted, Some(Reason::Budget))
+    );
+    assert_eq!(done.state, ["asked"]);
+    assert_eq!(
+        (done.budgets["tokens"].used, done.budgets["coins"].used),
+        (130, 2)
+    );
+    let outcome = done.outcome.as_ref().unwrap();
+    assert_eq!(outcome.usage.as_ref().unwrap().get(), "1");
+    let exhausted = outcome.exhausted.clone().unwrap();
+    assert_eq!(
+        (exhausted.budget.as_str(), exhausted.used, exhausted.limit),
+        ("tokens", 130, 100)
+    );
+    assert_eq!(outcome.error.as_ref().unwrap().failure.code, "budget_exhausted");
+    let steps = room.steps(&done.run).await;
+    assert_eq!((steps.len(), steps[0].status), (1, StepStatus::Exhausted));
+    room.sound(&done.run).await;
 }

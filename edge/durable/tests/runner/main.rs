@@ -17,6 +17,7 @@ mod budgets;
 mod calls;
 mod cancel;
 mod cancel_races;
+mod children;
 mod control;
 mod corrupt;
 mod deadline;

@@ -7,7 +7,7 @@ use futures_util::future::join;
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::machine::activity::{Action, Resolution};
-use iop_durable::record::{ActivityState, Effect, Origin, Scope, Status, WaitingKind};
+use iop_durable::record::{ActivityRecord, ActivityState, Effect, Origin, Scope, Status, WaitingKind};
 use iop_durable::runner::{CallError, Ctx, Resume, RunError, Start};
 use iop_durable::store::Store;
 use iop_durable::token::ResumeToken;
@@ -350,4 +350,51 @@ async fn many_operators_decide_once() {
         assert_eq!(room.decisions(&run.run, &Scope::Operator).await.len(), 1);
         room.sound(&run.run).await;
     }
+}
+
+/// The host's own event of a settled effect is committed with it, once, and before the end of its run.
+#[tokio::test(start_paused = true)]
+async fn a_settled_effect_is_told_with_its_outcome() {
+    let tell = |record: &ActivityRecord| {
+        let data = format!("{{\"state\":\"{}\"}}", record.state);
+        (record.state != ActivityState::Prepared).then(|| ("call.over".into(), data.into()))
+    };
+    for cancelled in [false, true] {
+        let (room, log) = (Room::new(), Log::new());
+        let (runner, run, record) = ambiguous(&room, &log).await;
+        if cancelled {
+            let operator = runner.operator();
+            operator
+                .cancel(&run.run, &decision("c"), "x", None)
+                .await
+                .unwrap();
+        }
+        let operator = runner.operator().telling(tell);
+        let word = resolution("d", &record, complete("out"));
+        let token = room.token(&run.run).await;
+        for _ in 0..2 {
+            operator.resolve(&token, &word, None, true).await.unwrap();
+        }
+        room.drain(&runner).await;
+        let names = room.names(&run.run).await;
+        let told = names.iter().filter(|name| *name == "call.over").count();
+        assert_eq!(told, 1, "{names:?}");
+        let end = if cancelled {
+            "run.cancelled"
+        } else {
+            "run.succeeded"
+        };
+        assert_eq!(names.last().unwrap(), end);
+        room.sound(&run.run).await;
+    }
+    let (room, log) = (Room::new(), Log::new());
+    let (runner, run, record) = ambiguous(&room, &log).await;
+    let operator = runner.operator().telling(tell);
+    let found = operator.reconcile(&run.run, &record.id, |_| async { Some("found".into()) });
+    found.await.unwrap();
+    let last = room.events(&run.run).await.pop().unwrap();
+    assert_eq!(
+        (last.name.as_ref(), last.data.as_ref()),
+        ("call.over", &b"{\"state\":\"completed\"}"[..])
+    );
 }

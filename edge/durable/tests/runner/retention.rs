@@ -1,10 +1,11 @@
 //! Retention: old checkpoints go, successes may, failures stay; cleaning up changes no result (D134, D226, D228; S94).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use iop_durable::graph::{Directive, Graph};
 use iop_durable::record::Status;
-use iop_durable::runner::{Ctx, Resume, Start};
+use iop_durable::runner::{Ctx, Resume, Runner, Start};
 use iop_durable::store::{Store, StoreError};
 
 use crate::support::*;
@@ -76,6 +77,27 @@ async fn retention_keeps_the_newest_and_deletes_successes_only() {
     assert_eq!(done.status, Status::Succeeded);
     assert!(room.spy.met());
     assert_eq!(runner.result(&done.run).await.unwrap().status, Status::Succeeded);
+}
+
+/// Who follows a run elsewhere has some time to read its end.
+#[tokio::test(start_paused = true)]
+async fn a_success_that_is_deleted_may_linger() {
+    let room = Room::new();
+    let graph: Arc<Graph<Trail>> = shared(graph("kept").delete_on_success().node("do", ends).terminal("do"));
+    let mut options = Room::options();
+    options.linger = Duration::from_secs(4);
+    let runner = room.runner_with(&graph, options.clone());
+    let done = runner.start(Start::new(Trail::new())).await.unwrap();
+    assert_eq!(done.status, Status::Succeeded);
+    tokio::time::sleep(Duration::from_millis(3_999)).await;
+    assert_eq!(room.names(&done.run).await.last().unwrap(), "run.succeeded");
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    refused(runner.result(&done.run).await, "run_deleted");
+
+    options.linger = Duration::MAX;
+    let store: Arc<dyn Store> = room.memory.clone();
+    let refused = Runner::new(graph, store, options).err().unwrap();
+    assert!(refused.to_string().starts_with("linger:"), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]
