@@ -1,6 +1,6 @@
 //! The contract of `/api/v1` read sentence by sentence: what a client may send besides what is meant, and what it is told.
 
-use iop_tests::llm::Say;
+use iop_tests::llm::{MODEL, Say};
 use iop_tests::run;
 use iop_tests::runs::agents::{FRAGILE, GUARDED, WORKER, all};
 use iop_tests::runs::{Api, BOSS, Db, OWNER, Options, Sse, World, encode};
@@ -463,5 +463,49 @@ fn a_page_of_calls_is_bounded_in_bytes_and_the_list_is_whole() {
         for limit in [1, 2, 3] {
             assert_eq!(pages(&api, &path, limit).await.concat(), whole);
         }
+    });
+}
+
+#[test]
+fn an_operator_decides_in_a_response_and_begins_nothing() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let (owner, boss) = (world.api().with_key(OWNER), world.api().with_key(BOSS));
+        let say = vec![Say::call("c1", "deploy", "{}"), Say::text("it is done")];
+        world.stubs.llm.plays("ship", say);
+        let model = format!("agent:{GUARDED}");
+        let body = json!({"model": model, "input": "ship"});
+        let respond = async |api: &Api, body: &Value| api.client.post("/v1/responses", body).await;
+        let first = respond(&owner, &body).await;
+        assert_eq!(first.status(), 200, "{}", first.text());
+        let first = first.json();
+        let asked = &first["output"].as_array().unwrap().last().unwrap()["id"];
+        let decided = json!({"type": "mcp_approval_response", "approval_request_id": asked, "approve": true});
+        let approve = json!({"model": model, "previous_response_id": first["id"], "input": [decided]});
+
+        let message = json!([{"role": "user", "content": "ship"}]);
+        for (path, body) in [
+            ("responses", body.clone()),
+            ("responses", json!({"model": MODEL, "input": "hi"})),
+            ("responses", json!({"model": "absent", "input": "hi"})),
+            ("chat/completions", json!({"model": model, "messages": message})),
+            ("chat/completions", json!({"model": MODEL, "messages": message})),
+        ] {
+            let refused = boss.client.post(&format!("/v1/{path}"), &body).await;
+            assert_eq!(refused.status(), 403, "{path} {body}: {}", refused.text());
+        }
+        respond(&owner, &approve)
+            .await
+            .assert_error(403, "permission_denied");
+        let second = respond(&boss, &approve).await;
+        assert_eq!(second.status(), 200, "{}", second.text());
+        assert!(second.text().contains("it is done"), "{}", second.text());
+        let run = first["metadata"]["iop_run_id"].as_str().unwrap();
+        let approvals = boss.all(&format!("/runs/{run}/approvals")).await;
+        assert_eq!(approvals[0]["decided_by"], "boss");
+        // What would go on with another run is not for a decider.
+        let more = json!({"model": model, "previous_response_id": second.json()["id"], "input": "again"});
+        respond(&boss, &more).await.assert_error(403, "permission_denied");
+        assert_eq!(boss.all("/runs").await.len(), 1);
     });
 }

@@ -15,7 +15,7 @@ use iop_shared::wire::headers::client_to_provider;
 use tokio::time::Instant;
 
 use super::agent_models;
-use super::auth::Caller;
+use super::auth::{Caller, Role};
 use super::payload;
 use super::request_id::{RequestId, X_REQUEST_ID};
 use super::route::{Routed, resolve};
@@ -123,7 +123,10 @@ where
         );
     }
     let caller = app.keys.authenticate(&parts.headers)?;
-    caller.require(super::auth::Role::Inference)?;
+    // An operator may decide in a response of an agent's run (durable-api §9): which request does that shows its body.
+    if endpoint != Endpoint::Responses || !caller.has(Role::Operator) {
+        caller.require(Role::Inference)?;
+    }
     let concurrency = caller.begin()?;
     let conn = parts.extensions.remove::<ConnHandle>();
     let path = below_v1(&parts.uri, endpoint);
@@ -181,6 +184,7 @@ where
             return Ok(Admitted::Agent(ask));
         }
     }
+    caller.require(Role::Inference)?;
 
     // State made under a model that this key may not use is as good as unknown to it.
     let state_id = routed.state_of.take();

@@ -34,7 +34,7 @@ use self::fault::Fault;
 use self::id::ResponseId;
 use self::pen::{ChatPen, ResponsesPen};
 use self::reader::Reader;
-use super::auth::Caller;
+use super::auth::{Caller, Role};
 use super::payload::Reservation;
 use crate::app::App;
 use crate::error::{ApiError, ErrorKind};
@@ -236,6 +236,7 @@ async fn begin(
     input: Box<RawValue>,
     metadata: BTreeMap<String, String>,
 ) -> Result<Begun, Fault> {
+    ask.caller.require(Role::Inference)?;
     let idempotency = super::api::idempotency_key(&ask.headers)?.map(|key| {
         let mut hash = Sha256::new();
         hash.update(b"POST\0/v1/");
