@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use iop_tests::llm::{MODEL, Say, told};
+use iop_tests::mcp_stub::Reply;
 use iop_tests::process::finish;
 use iop_tests::provider::{Exchange, Stub};
 use iop_tests::run;
@@ -188,5 +189,138 @@ fn evidence_is_a_text_or_other_json() {
             assert_eq!(again.header("idempotency-replayed"), Some("true"));
             api.succeeded(&run).await;
         }
+    });
+}
+
+/// A call that asks a person is one call: it is over once, it is shown in the words of the protocol, and one that never stops asking is
+/// given up and told (S106).
+#[test]
+fn a_tool_that_asks_is_one_call_and_may_not_ask_for_ever() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, |stubs| {
+            stubs.mcp.modern();
+            all(stubs)
+        })
+        .await;
+        let api = world.api();
+        let schema =
+            json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+        let asks = Reply::asks("q", "Where to?", &schema, "s-1");
+        world.stubs.mcp.script("launch", vec![asks, Reply::text("flown")]);
+        let say = vec![Say::call("c1", "launch", r#"{"n": 1.50}"#), Say::text("over")];
+        world.stubs.llm.plays("go", say.clone());
+        let run = api.run(WORKER, "go").await;
+        let on = api.waits_on(&run, "input", 1).await;
+        let answer = json!({"decision_id": "d1", "value": {"city": "Paris"}});
+        let path = format!("/runs/{run}/inputs/{}", on[0]["id"].as_str().unwrap());
+        assert_eq!(api.post(&path, &answer).await.status(), 200);
+        api.succeeded(&run).await;
+        let names = api.event_names(&run).await;
+        assert_eq!(
+            names.iter().filter(|name| *name == "run.tool.completed").count(),
+            1
+        );
+        let shown = api.activities(&run).await;
+        let of =
+            |member: &str, holds: &dyn Fn(&Value) -> bool| shown.iter().filter(|a| holds(&a[member])).count();
+        assert_eq!(shown.len(), 2);
+        assert_eq!(
+            of("input", &|it| it.to_string() == r#"{"n":1.5}"#),
+            1,
+            "{shown:?}"
+        );
+        let responses = json!({"q": {"action": "accept", "content": {"city": "Paris"}}});
+        assert_eq!(
+            of("input", &|it| it["inputResponses"] == responses
+                && it["requestState"] == "s-1"),
+            1
+        );
+        assert_eq!(
+            of("output", &|it| it["inputRequests"]["q"]["message"] == "Where to?"),
+            1
+        );
+        assert_eq!(of("output", &|it| it == "flown"), 1);
+
+        let later = Reply::Result(json!({"resultType": "input_required", "requestState": "later"}));
+        world.stubs.mcp.script("launch", vec![later; 20]);
+        world.stubs.llm.plays("round and round", say);
+        let run = api.run(WORKER, "round and round").await;
+        api.succeeded(&run).await;
+        assert_eq!(world.stubs.mcp.calls("launch").len(), 2 + 10);
+        let heard = last(&world, "round and round");
+        assert!(heard[0].1.contains("too_many_rounds"), "{heard:?}");
+        let names = api.event_names(&run).await;
+        assert_eq!(
+            names.iter().filter(|name| *name == "run.tool.completed").count(),
+            1
+        );
+    });
+}
+
+/// What ran out is at least its limit: a turn that asks for more than is left is told with what it asks for (D17).
+#[test]
+fn a_spent_budget_of_calls_says_what_was_asked_for() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let reserve = |n: usize| (format!("c{n}"), "reserve".to_owned(), format!("{{\"n\":{n}}}"));
+        for (input, limits, turns, used, sent) in [
+            ("at once", json!({"tool_calls": 3}), vec![0..5], 5, 0),
+            (
+                "one by one",
+                json!({"tool_calls": 2}),
+                vec![0..1, 1..2, 2..3],
+                2,
+                2,
+            ),
+            ("the last two", json!({"tool_calls": 2}), vec![0..1, 1..3], 3, 1),
+        ] {
+            let before = world.stubs.tools.calls("/reserve").len();
+            let say = turns
+                .into_iter()
+                .map(|calls| Say::Calls(calls.map(reserve).collect()));
+            world.stubs.llm.plays(input, say.collect());
+            let body = json!({"agent": WORKER, "input": input, "budgets": limits});
+            let run = api.post("/runs", &body).await.json()["id"]
+                .as_str()
+                .unwrap()
+                .to_owned();
+            let seen = api.over(&run).await;
+            let exhausted = json!({"budget": "tool_calls", "used": used, "limit": limits["tool_calls"]});
+            assert_eq!(seen["outcome"]["exhausted"], exhausted, "{input}: {seen}");
+            assert_eq!(seen["budgets"]["tool_calls"]["used"], used, "{input}");
+            let calls = world.stubs.tools.calls("/reserve").len() - before;
+            assert_eq!(calls, sent, "{input}");
+        }
+        let twice = Say::calls(&[("a", "reserve", "{}"), ("b", "reserve", "{}")]);
+        world.stubs.llm.plays("twice", vec![twice]);
+        let body = json!({"agent": WORKER, "input": "twice", "budgets": {"same_call": 1}});
+        let run = api.post("/runs", &body).await.json()["id"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let seen = api.over(&run).await;
+        let exhausted = json!({"budget": "same_call", "used": 2, "limit": 1});
+        assert_eq!(seen["outcome"]["exhausted"], exhausted, "{seen}");
+    });
+}
+
+/// `outcome.error.attempt` counts the attempts of the call that failed (D14).
+#[test]
+fn an_error_says_which_attempt_it_was() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        world.stubs.llm.next(vec![Say::status(503), Say::status(503)]);
+        let run = api.run(WORKER, "go").await;
+        let outcome = api.over(&run).await["outcome"].clone();
+        let exhausted = json!({"budget": "retry:turn-1", "used": 2, "limit": 2});
+        assert_eq!(outcome["exhausted"], exhausted, "{outcome}");
+        assert_eq!(outcome["error"]["attempt"], 2, "{outcome}");
+        world.stubs.llm.next(vec![Say::status(503), Say::status(400)]);
+        let run = api.run(WORKER, "go").await;
+        let outcome = api.over(&run).await["outcome"].clone();
+        assert_eq!(outcome["status"], "failed", "{outcome}");
+        assert_eq!(outcome["error"]["attempt"], 2, "{outcome}");
     });
 }

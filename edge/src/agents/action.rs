@@ -249,10 +249,15 @@ impl One {
 
     /// Answers the call without a dispatch.
     async fn refuse(&self, told: Value) -> Result<(), NodeError> {
+        self.refuse_at(&self.key, told).await
+    }
+
+    /// The same with the key of a round.
+    async fn refuse_at(&self, key: &str, told: Value) -> Result<(), NodeError> {
         let told = bytes_of(&told)?;
         let ended = self.ended(ToolResult::Refused);
         self.ctx
-            .activity(&self.key)
+            .activity(key)
             .implementation(REFUSAL)
             .effect(Effect::ReadOnly)
             .run(self.call.arguments.clone(), |_| {
@@ -361,6 +366,10 @@ impl One {
             arguments = asked.answered(&approved.arguments, &value);
         }
         let why = format!("{} asked more than {MAX_ROUNDS} times", tool.name);
+        if tool.on_error == OnError::TellModel {
+            let last = round_key(&self.key, MAX_ROUNDS);
+            return self.refuse_at(&last, error("too_many_rounds", &why)).await;
+        }
         Err(Failure::new(FailureKind::ToolError, why)
             .code("too_many_rounds")
             .into())
@@ -437,7 +446,11 @@ impl One {
                     } else {
                         dispatch(&program, &available, &tool, &call, trace.as_deref()).await
                     };
-                    self.completed(&result, call.attempt);
+                    // A tool that asks first has not answered.
+                    let asks = |output| matches!(Answered::of_output(output), Answered::InputRequired(_));
+                    if tool.mcp.is_none() || !result.as_ref().is_ok_and(asks) {
+                        self.completed(&result, call.attempt);
+                    }
                     result
                 }
             })

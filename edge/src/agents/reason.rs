@@ -248,7 +248,13 @@ fn account(
     ] {
         match ctx.use_budget(name, amount) {
             Ok(()) => {}
-            Err(BudgetRefused::Exhausted(exhausted)) => return Ok(Some(exhausted)),
+            Err(BudgetRefused::Exhausted(mut exhausted)) => {
+                // Where something is left, what ran out is told by what the turn asks for.
+                if exhausted.used < exhausted.limit {
+                    exhausted.used = ctx.charge(name, amount)?.used;
+                }
+                return Ok(Some(exhausted));
+            }
             Err(refused @ BudgetRefused::Undeclared(_)) => return Err(refused.into()),
         }
     }

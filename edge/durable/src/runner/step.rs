@@ -438,6 +438,8 @@ where
             None => (Status::Failed, Reason::Error),
         };
         let mut outcome = Outcome::new(status, reason);
+        // Of the call that failed; else of the step.
+        let attempt = self.ledger.attempt_of(&failure).unwrap_or(self.head.attempt);
         outcome.error = Some(OutcomeError {
             failure,
             step: self
@@ -448,7 +450,7 @@ where
                     Some(name) => name(node, self.head.activation),
                     None => node.as_str().to_owned(),
                 }),
-            attempt: self.head.attempt,
+            attempt,
         });
         outcome.exhausted = exhausted;
         self.end(draft, outcome).await

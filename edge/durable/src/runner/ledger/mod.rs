@@ -197,6 +197,19 @@ impl Ledger {
         }
     }
 
+    /// The number of the last attempt of the call that failed with this.
+    pub(crate) fn attempt_of(&self, failure: &Failure) -> Option<u32> {
+        let inner = self.inner.lock();
+        let failed = inner
+            .activities
+            .values()
+            .filter(|a| a.error.as_ref() == Some(failure));
+        failed
+            .filter_map(|a| a.attempts.last())
+            .map(|attempt| attempt.n)
+            .max()
+    }
+
     /// The journal for another entry into the same activation: everything stored, what is not committed yet still marked so.
     pub(crate) fn again(&self, entry: Entry, budgets: BTreeMap<String, Budget>) -> Self {
         let inner = self.inner.lock();
