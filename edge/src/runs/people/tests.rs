@@ -143,7 +143,7 @@ fn told(verdict: Verdict, standing: Standing, status: Status, wait: WaitRecord) 
         wait,
         standing,
         status,
-        now: iop_durable::time::Timestamp::from_millis(0).unwrap(),
+        now: iop_durable::time::Timestamp::MIN,
     }
 }
 
