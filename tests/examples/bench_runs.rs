@@ -1,5 +1,7 @@
 //! What runs cost (durable-api §7): acceptance and the way from a decision to its tool at 100 runs at once, each beside the floor of
-//! the same run, a bare commit of one row; then 10,000 waiting runs: their start, their rest, a decision among them.
+//! the same run, a bare commit of one row. Once with a model that takes its time, and once with one that takes none, so that nothing
+//! but the machine's cores bounds how many decisions there are at once. Then 10,000 waiting runs: their start, their rest, a
+//! decision among them.
 //!
 //! `cargo run --release -p iop-tests --example bench_runs -- sqlite|postgres [DIR]`; `IOP_BIN_DIR` says where the edge is. The
 //! SQLite file lies under `DIR`, the temporary directory when it is not given.
@@ -69,8 +71,13 @@ async fn bench(dir: &Path, server: Option<&Postgres>) {
     let client = edge.client();
 
     let before = floor(dir, server).await;
-    let accepted = accepted(&client).await;
-    let dispatched = dispatched(&client, &expected).await;
+    let mut measured = Vec::new();
+    for (agent, model) in [("asks", "400 ms"), ("asks-at-once", "0 ms")] {
+        let (cpu, began) = (edge.process.cpu(), Instant::now());
+        let cycles = cycles(&client, agent, &expected).await;
+        let (cpu, took) = (edge.process.cpu() - cpu, began.elapsed());
+        measured.push((model, cycles, cpu, took));
+    }
     let after = floor(dir, server).await;
     let floor = (before + after) / 2;
     let name = if server.is_some() { "PostgreSQL" } else { "SQLite" };
@@ -78,19 +85,21 @@ async fn bench(dir: &Path, server: Option<&Postgres>) {
         "\n{name}, {AT_ONCE} runs at once, floor (one bare commit, p50) {}\n",
         ms(floor)
     );
-    println!("| | p50 | p99 | mark for p99 |\n|---|---|---|---|");
-    for (what, mut times, base) in [
-        ("accept", accepted, Duration::from_millis(10)),
-        ("decision to dispatch", dispatched, Duration::from_millis(50)),
-    ] {
-        times.sort();
-        let (p50, p99) = (at(&times, 50), at(&times, 99));
-        println!(
-            "| {what} | {} | {} | {} |",
-            ms(p50),
-            ms(p99),
-            ms(base + 2 * floor)
-        );
+    println!("| a turn takes | | p50 | p99 | mark for p99 | runs/s | CPU of the edge per run |");
+    println!("|---|---|---|---|---|---|---|");
+    for (model, cycles, cpu, took) in measured {
+        let (accepted, dispatched): (Vec<_>, Vec<_>) = cycles.into_iter().unzip();
+        let rate = accepted.len() as f64 / took.as_secs_f64();
+        let cpu = ms(cpu / u32::try_from(accepted.len()).unwrap());
+        for (what, mut times, base) in [
+            ("accept", accepted, Duration::from_millis(10)),
+            ("decision to dispatch", dispatched, Duration::from_millis(50)),
+        ] {
+            times.sort();
+            let (p50, p99) = (ms(at(&times, 50)), ms(at(&times, 99)));
+            let mark = ms(base + 2 * floor);
+            println!("| {model} | {what} | {p50} | {p99} | {mark} | {rate:.0} | {cpu} |");
+        }
     }
 
     let began = Instant::now();
@@ -142,20 +151,25 @@ log = "warn"
 id = "p"
 adapter = "scripted"
 capacity = 1000
-[providers.script.quick]
-reply = "done"
-first_delay = "400ms"
 [providers.script.asks]
 reply = "done"
+first_delay = "400ms"
 tool_calls = [{{ name = "deploy", arguments = '{{"region":"eu"}}' }}]
-[agents.quick]
-model = "quick"
-durable = true
+[providers.script.asks-at-once]
+reply = "done"
+tool_calls = [{{ name = "deploy", arguments = '{{"region":"eu"}}' }}]
 [agents.asks]
 model = "asks"
 durable = true
 approvals = {{ default = "always" }}
 [[agents.asks.tools]]
+name = "deploy"
+http = {{ method = "POST", url = "{tools}/deploy" }}
+[agents.asks-at-once]
+model = "asks-at-once"
+durable = true
+approvals = {{ default = "always" }}
+[[agents.asks-at-once.tools]]
 name = "deploy"
 http = {{ method = "POST", url = "{tools}/deploy" }}
 "#
@@ -199,29 +213,17 @@ async fn accept(client: &Client, agent: &str) -> (String, Duration) {
     (answer.json()["id"].as_str().unwrap().to_owned(), took)
 }
 
-/// Acceptances in a closed loop: so many runs are always under way.
-async fn accepted(client: &Client) -> Vec<Duration> {
+/// Runs from their acceptance over an approval to their end, one after the other per client: how long the acceptance took, and how
+/// long the way from the decision to the tool.
+async fn cycles(client: &Client, agent: &str, expected: &Expected) -> Vec<(Duration, Duration)> {
     let one = || async {
         let mut times = Vec::new();
         for _ in 0..MEASURED / AT_ONCE {
-            let (run, took) = accept(client, "quick").await;
-            times.push(took);
-            get(client, &format!("/api/v1/runs/{run}/wait?timeout=25s")).await;
-        }
-        times
-    };
-    join_all((0..AT_ONCE).map(|_| one())).await.concat()
-}
-
-/// Decisions in a closed loop.
-async fn dispatched(client: &Client, expected: &Expected) -> Vec<Duration> {
-    let one = || async {
-        let mut times = Vec::new();
-        for _ in 0..MEASURED / AT_ONCE {
-            let (run, _) = accept(client, "asks").await;
+            let (run, accepted) = accept(client, agent).await;
             get(client, &format!("/api/v1/runs/{run}/wait?timeout=25s")).await;
             let approvals = get(client, &format!("/api/v1/runs/{run}/approvals")).await;
-            times.push(decide(client, expected, &approvals["data"][0]).await);
+            let dispatched = decide(client, expected, &approvals["data"][0]).await;
+            times.push((accepted, dispatched));
             get(client, &format!("/api/v1/runs/{run}/wait?timeout=25s")).await;
         }
         times
@@ -256,7 +258,7 @@ async fn decide(client: &Client, expected: &Expected, approval: &Value) -> Durat
 async fn wait_all(client: &Client) {
     let one = || async {
         for _ in 0..WAITING / AT_ONCE {
-            accept(client, "asks").await;
+            accept(client, "asks-at-once").await;
         }
     };
     join_all((0..AT_ONCE).map(|_| one())).await;

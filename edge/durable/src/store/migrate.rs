@@ -27,6 +27,10 @@ const SQLITE: &Steps = &[
         "agents",
         include_str!("../../../../migrations/sqlite/0003_agents.sql"),
     ),
+    (
+        "counts",
+        include_str!("../../../../migrations/sqlite/0004_counts.sql"),
+    ),
 ];
 
 const POSTGRES: &Steps = &[

@@ -37,19 +37,26 @@ impl Reads {
 
     /// Runs from two indexes that have nothing of what is over: of what can be claimed, and of what waits.
     pub(super) async fn counts(&self) -> Result<Counts, StoreError> {
-        const CLAIMABLE: &str = "SELECT status, count(*) FROM runs INDEXED BY runs_due \
-             WHERE due_at IS NOT NULL AND quarantine IS NULL AND waiting_kind IS NULL GROUP BY status";
-        const WAITING: &str = "SELECT status, count(*) FROM runs INDEXED BY runs_waiting \
-             WHERE waiting_kind IS NOT NULL AND quarantine IS NULL GROUP BY status";
+        const CLAIMABLE: &str = "runs INDEXED BY runs_due \
+             WHERE due_at IS NOT NULL AND quarantine IS NULL AND waiting_kind IS NULL";
+        const WAITING: &str =
+            "runs INDEXED BY runs_waiting WHERE waiting_kind IS NOT NULL AND quarantine IS NULL";
         const ARMED: &str = "SELECT kind, count(*), min(armed_at) FROM waits INDEXED BY waits_kind_armed \
              WHERE status = 'armed' AND kind IS NOT NULL GROUP BY kind";
         let mut counts = Counts::default();
-        for sql in [CLAIMABLE, WAITING] {
-            for row in &self.readers.rows(sql, Args::default()).await? {
-                let mut cells = Cells::new(row);
-                let status = Status::parse(cells.get()?).filter(|status| !status.is_terminal());
-                if let Some(status) = status {
-                    *counts.runs.entry(status).or_default() += cells.count()?;
+        let live = || Status::ALL.iter().filter(|status| !status.is_terminal());
+        // Counted as they come: groups would be sorted first.
+        let of = |status: &Status| format!("count(*) FILTER (WHERE status = '{status}')");
+        let each = live().map(of).collect::<Vec<_>>().join(", ");
+        for runs in [CLAIMABLE, WAITING] {
+            let rows = self
+                .readers
+                .rows(format!("SELECT {each} FROM {runs}"), Args::default())
+                .await?;
+            let mut cells = Cells::new(rows.first().ok_or_else(|| StoreError::corrupt("no counts"))?);
+            for status in live() {
+                if let count @ 1.. = cells.count()? {
+                    *counts.runs.entry(*status).or_default() += count;
                 }
             }
         }
