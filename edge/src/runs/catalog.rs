@@ -448,3 +448,6 @@ impl Library for Shelf {
         .boxed()
     }
 }
+
+#[cfg(test)]
+mod tests;
