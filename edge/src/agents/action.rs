@@ -428,7 +428,7 @@ impl One {
                     .found(&available, &tool, record.input.bytes(), &key)
                     .await?;
                 let attempt = record.attempts.last().map(|attempt| attempt.n);
-                one.tell(one.event().ended(attempt, ToolResult::Ok, Origin::Reconciled));
+                one.tell(&one.event().ended(attempt, ToolResult::Ok, Origin::Reconciled));
                 Some(found)
             });
         }
@@ -518,7 +518,7 @@ impl One {
         };
         self.count(result);
         if result != ToolResult::Unknown {
-            self.tell(self.event().ended(Some(attempt), result, Origin::Live));
+            self.tell(&self.event().ended(Some(attempt), result, Origin::Live));
         }
     }
 
@@ -526,7 +526,7 @@ impl One {
     fn ended(&self, result: ToolResult) -> impl Fn() + '_ {
         move || {
             self.count(result);
-            self.tell(self.event().ended(None, result, Origin::Live));
+            self.tell(&self.event().ended(None, result, Origin::Live));
         }
     }
 
@@ -540,9 +540,9 @@ impl One {
         self.program.room.metrics.tool_calls.at((kind, result)).inc();
     }
 
-    fn tell(&self, data: Value) {
+    fn tell(&self, data: &Value) {
         // Its name is ours and its data is small: it cannot be refused.
-        let _ = self.ctx.emit(TOOL_COMPLETED, &data);
+        let _ = self.ctx.emit(TOOL_COMPLETED, data);
     }
 
     fn event(&self) -> CallEvent {
