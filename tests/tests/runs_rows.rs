@@ -7,7 +7,7 @@ use iop_tests::mcp_stub::Reply;
 use iop_tests::process::finish;
 use iop_tests::provider::{Exchange, Stub};
 use iop_tests::run;
-use iop_tests::runs::agents::{WORKER, all};
+use iop_tests::runs::agents::{GUARDED, WORKER, all};
 use iop_tests::runs::{Db, Options, ROOT, Stubs, World};
 use iop_tests::tool_stub::Answer;
 use serde_json::{Value, json};
@@ -322,5 +322,38 @@ fn an_error_says_which_attempt_it_was() {
         let outcome = api.over(&run).await["outcome"].clone();
         assert_eq!(outcome["status"], "failed", "{outcome}");
         assert_eq!(outcome["error"]["attempt"], 2, "{outcome}");
+    });
+}
+
+/// A run that is ended from outside says what it used, as one that ends by itself does (D245).
+#[test]
+fn a_run_that_is_cancelled_while_it_waits_says_what_it_used() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let api = world.api();
+        let say = Say::call("c1", "deploy", "{}");
+        world.stubs.llm.plays("go", vec![say]);
+        let cancel = json!({"cancel_id": "k", "reason": "no more"});
+        let run = api.run(GUARDED, "go").await;
+        api.waits_on(&run, "approval", 1).await;
+        api.post(&format!("/runs/{run}/cancel"), &cancel).await;
+        let waiting = api.over(&run).await;
+        world.stubs.tools.script("/deploy", vec![Answer::cut()]);
+        let run = api.run(WORKER, "go").await;
+        let seen = api.until(&run, &["ambiguous"]).await;
+        api.post(&format!("/runs/{run}/cancel"), &cancel).await;
+        let activity = seen["waiting_on"][0]["activity_id"].as_str().unwrap();
+        let path = format!("/runs/{run}/activities/{activity}");
+        let digest = api.seen(&path).await["input_digest"].clone();
+        let body = json!({"action": "fail", "decision_id": "d", "attempt": 1, "input_digest": digest,
+            "reason": "seen", "evidence": "ticket 7"});
+        api.post(&format!("{path}/resolve"), &body).await;
+        for seen in [waiting, api.over(&run).await] {
+            assert_eq!(seen["status"], "cancelled", "{seen}");
+            let id = seen["id"].as_str().unwrap();
+            let turn = api.seen(&format!("/runs/{id}/turns")).await["data"][0]["usage"].clone();
+            assert!(turn["total_tokens"].as_u64().unwrap() > 0, "{turn}");
+            assert_eq!(seen["outcome"]["usage"], turn, "{seen}");
+        }
     });
 }

@@ -2,7 +2,7 @@
 
 use iop_shared::openai::usage::Usage;
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 
 /// The state of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -69,6 +69,12 @@ impl From<Totals> for Usage {
     }
 }
 
+/// `outcome.usage` of a stored state; `None` for one that is not an agent's.
+pub(crate) fn usage(state: &[u8]) -> Option<Box<RawValue>> {
+    let state: AgentState = serde_json::from_slice(state).ok()?;
+    to_raw_value(&state.usage).ok()
+}
+
 /// Serde of a usage under the names that runs have for it everywhere.
 pub(crate) mod tokens {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
@@ -110,6 +116,9 @@ mod tests {
         let back: AgentState = serde_json::from_str(&text).unwrap();
         assert_eq!(back.input.unwrap().get(), r#"{"a" : 1.0}"#);
         assert_eq!(back.usage.total_tokens, 7);
+        let told = usage(text.as_bytes()).unwrap();
+        assert!(told.get().contains("\"total_tokens\":7"), "{told}");
+        assert!(usage(b"{\"step\":1}").is_none());
         let state = AgentState::of_input(RawValue::from_string("null".to_owned()).unwrap());
         let back: AgentState = serde_json::from_slice(&serde_json::to_vec(&state).unwrap()).unwrap();
         assert_eq!(back.input.unwrap().get(), "null");

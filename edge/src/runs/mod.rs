@@ -44,6 +44,7 @@ use self::problem::{Code, Problem};
 use crate::agents::prices::Prices;
 use crate::agents::program::Room;
 use crate::agents::spec::AgentSpec;
+use crate::agents::state::usage;
 use crate::agents::tools::Toolbox;
 use crate::app::App;
 use crate::config::{Role, RunsSettings, StoreUrl};
@@ -175,7 +176,8 @@ impl Runs {
                     options.owner.clone(),
                     options.lease_ttl,
                     options.limits,
-                ),
+                )
+                .usage(usage),
                 shelf: Arc::new(Shelf::new(Arc::clone(&catalog), Arc::new(room), options.clone())),
                 store,
                 durable,

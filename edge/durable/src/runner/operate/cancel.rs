@@ -12,7 +12,7 @@ use crate::record::{
 };
 use crate::runner::RunError;
 use crate::runner::draft::Draft;
-use crate::runner::ending::{cut_short, end};
+use crate::runner::ending::cut_short;
 use crate::runner::keeper::Held;
 use crate::store::{Acquired, Loaded, Post, StoreError};
 use crate::token::ResumeToken;
@@ -174,7 +174,7 @@ impl Operator {
             loaded.now,
         );
         if let Some(outcome) = outcome {
-            end(&self.store, held, &mut draft, outcome).await?;
+            self.end(held, &mut draft, outcome).await?;
         }
         Ok(self.write(draft, held, loaded.inbox.signal).await?.status)
     }
@@ -249,7 +249,7 @@ impl Operator {
             by: cancellation.by.clone(),
             reason: cancellation.reason.clone(),
         });
-        end(&self.store, held, &mut draft, outcome).await?;
+        self.end(held, &mut draft, outcome).await?;
         self.write(draft, held, loaded.inbox.signal).await
     }
 

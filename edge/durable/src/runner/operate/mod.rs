@@ -1,6 +1,7 @@
 //! What people and other systems do to runs: cancel, deliver, resolve, reconcile. None of it calls a node, a dispatcher or a
 //! codec (D155), so all of it works for runs whose graph is not loaded; only a delivery to a wait of the graph needs its
-//! route, and lives in `Runner::deliver`.
+//! route, and lives in `Runner::deliver`. Where the host can tell the usage of a state (`Operator::usage`), an end shows it; nothing else
+//! depends on that.
 
 mod cancel;
 mod children;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 pub use cancel::{CancelOutcome, Cancelled};
@@ -19,10 +21,11 @@ pub(crate) use children::is_given_up;
 pub use deliver::{Addressed, DeliverOutcome};
 pub use resolve::{Reconciled, Resolved};
 
+use crate::graph::caught;
 use crate::ids::{NodeName, Owner, RunId};
-use crate::record::ActivityRecord;
+use crate::record::{ActivityRecord, Outcome};
 use crate::runner::draft::{Draft, persist};
-use crate::runner::ending::outcome_of;
+use crate::runner::ending::{end, outcome_of};
 use crate::runner::keeper::{Held, Keeper};
 use crate::runner::ledger::{Entry, Ledger};
 use crate::runner::{Limits, RunError, journal};
@@ -39,7 +42,11 @@ pub struct Operator {
     keeper: Arc<Keeper>,
     limits: Limits,
     tell: Option<Arc<Tell>>,
+    usage: Option<Arc<Usage>>,
 }
+
+/// `outcome.usage` of a state.
+type Usage = dyn Fn(&[u8]) -> Option<Box<RawValue>> + Send + Sync;
 
 /// The name and the data of the event that tells of a settled effect.
 type Tell = dyn Fn(&ActivityRecord) -> Option<HostEvent> + Send + Sync;
@@ -59,7 +66,15 @@ impl Operator {
             keeper,
             limits,
             tell: None,
+            usage: None,
         }
+    }
+
+    /// What `outcome.usage` shows of the last committed state of a run that is ended here (D245). A state that it does not know has none.
+    #[must_use]
+    pub fn usage(mut self, usage: impl Fn(&[u8]) -> Option<Box<RawValue>> + Send + Sync + 'static) -> Self {
+        self.usage = Some(Arc::new(usage));
+        self
     }
 
     /// The same, with an event of the host's own for each effect that it resolves or reconciles: committed with the outcome.
@@ -74,6 +89,7 @@ impl Operator {
             keeper: Arc::clone(&self.keeper),
             limits: self.limits,
             tell: Some(Arc::new(tell)),
+            usage: self.usage.clone(),
         }
     }
 
@@ -114,6 +130,13 @@ impl Operator {
             Err(error) => Err(journal::doubted(&self.store, &lease.run, loaded.head.revision, error).await),
             opened => opened,
         }
+    }
+
+    /// Ends a held run.
+    async fn end(&self, held: &Held, draft: &mut Draft, mut outcome: Outcome) -> Result<(), RunError> {
+        let usage = self.usage.as_ref();
+        outcome.usage = usage.and_then(|usage| caught(|| usage(draft.state.bytes())).flatten());
+        Ok(end(&self.store, held, draft, outcome).await?)
     }
 
     /// Commits a draft under a lease and gives the lease back. Where the run stands then.

@@ -12,7 +12,7 @@ use crate::payload::{Digest, Payload};
 use crate::record::{ActivityRecord, ActivityState, DecisionRecord, Scope, Status, WaitingKind, WaitingOn};
 use crate::runner::RunError;
 use crate::runner::draft::Draft;
-use crate::runner::ending::{cut_short, end, park};
+use crate::runner::ending::{cut_short, park};
 use crate::runner::keeper::Held;
 use crate::runner::ledger::{Holding, Ledger};
 use crate::store::{Acquired, Loaded};
@@ -207,7 +207,7 @@ impl Operator {
             self.cancel_children(&loaded.head.id, cancel.by.as_deref())
                 .await?;
             if let Some(outcome) = cut_short(&mut draft, ledger, Some(cancel), now, now) {
-                end(&self.store, held, &mut draft, outcome).await?;
+                self.end(held, &mut draft, outcome).await?;
             }
         } else {
             draft.take(ledger.take_dirty(), ledger.open());
