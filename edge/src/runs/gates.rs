@@ -102,7 +102,8 @@ pub(crate) async fn tell(
         by: Some(by.to_owned()),
         revision: addressed.loaded.head.revision,
     };
-    match operator.deliver_addressed(addressed, &delivery).await {
+    // It holds a run: callers need not be as large.
+    match Box::pin(operator.deliver_addressed(addressed, &delivery)).await {
         Ok(outcome) => Ok(Told {
             verdict: outcome.verdict,
             replayed: outcome.replayed,
