@@ -1,6 +1,6 @@
 //! What nobody asks for and has to happen: gauges, children that ended, tools that are back, what is kept no longer.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use iop_durable::ids::{CorrelationId, DecisionId, RunId};
@@ -117,14 +117,21 @@ async fn retain(runs: &Runs) -> Result<(), StoreError> {
         };
         for version in &page {
             let retention = &version.spec.retention;
-            if let Some(ttl) = retention.ttl {
-                delete_older(durable, Some(version), now, ttl.0, |_| true).await?;
-            }
+            let of_agent = RunFilter {
+                definition: Some((AGENT.to_owned(), version.name.clone())),
+                ..RunFilter::default()
+            };
             // What a process left that ended before it deleted them.
             if retention.delete_on_success {
-                let alone =
-                    |head: &RunHead| head.status == Status::Succeeded && head.lineage.parent.is_none();
-                delete_older(durable, Some(version), now, LINGER, alone).await?;
+                let succeeded = RunFilter {
+                    status: Some(Status::Succeeded),
+                    ..of_agent.clone()
+                };
+                let alone = |head: &RunHead| head.lineage.parent.is_none();
+                delete_older(durable, succeeded, now, LINGER, alone).await?;
+            }
+            if let Some(ttl) = retention.ttl {
+                delete_older(durable, of_agent, now, ttl.0, |_| true).await?;
             }
         }
         if (page.len() as u64) < u64::from(PAGE) {
@@ -133,13 +140,13 @@ async fn retain(runs: &Runs) -> Result<(), StoreError> {
         after = page.last().map(|version| version.name.clone());
     }
     let now = volatile.store.now().await?;
-    delete_older(volatile, None, now, VOLATILE, |_| true).await
+    delete_older(volatile, RunFilter::default(), now, VOLATILE, |_| true).await
 }
 
 /// Deletes the runs among these that ended longer ago than `ttl`.
 async fn delete_older(
     engine: &Engine,
-    version: Option<&Arc<Version>>,
+    mut filter: RunFilter,
     now: Timestamp,
     ttl: Duration,
     these: impl Fn(&RunHead) -> bool,
@@ -147,11 +154,7 @@ async fn delete_older(
     let Some(before) = earlier(now, ttl) else {
         return Ok(());
     };
-    let mut filter = RunFilter {
-        definition: version.map(|version| (AGENT.to_owned(), version.name.clone())),
-        limit: PAGE,
-        ..RunFilter::default()
-    };
+    filter.limit = PAGE;
     loop {
         let page = engine.store.list(filter.clone()).await?;
         let full = page.len() as u64 >= u64::from(PAGE);
