@@ -8,6 +8,7 @@ use iop_tests::llm::{MODEL, Say};
 use iop_tests::mcp_stub::Reply;
 use iop_tests::runs::agents::{GUARDED, WORKER, agent, all};
 use iop_tests::runs::{Api, Db, Stubs, World};
+use iop_tests::skew::Skew;
 use iop_tests::tool_stub::Answer;
 use iop_tests::{eventually, run};
 use serde_json::{Value, json};
@@ -260,5 +261,33 @@ fn the_end_of_a_run_that_is_not_kept_reaches_its_followers() {
             })
             .await;
         }
+    });
+}
+
+/// A process that ended before it had deleted such a run leaves that to the next one.
+#[test]
+fn a_run_that_is_not_kept_does_not_outlive_its_process_for_long() {
+    run(60, async {
+        let brief = |stubs: &Stubs| {
+            let rules = "[agents.brief.retention]\ndelete_on_success = true\n";
+            format!("{}{}", agent(stubs, "brief", rules), agent(stubs, WORKER, ""))
+        };
+        let mut world = World::start(Db::Sqlite, brief).await;
+        let gone = world.api().run("brief", "go").await;
+        world.api().succeeded(&gone).await;
+        let kept = world.api().run(WORKER, "go").await;
+        world.api().succeeded(&kept).await;
+        world.kill(0).await;
+        let skew = Skew::of(600);
+        world.options.env = skew.env();
+        world.restart(0).await;
+        eventually("the run is deleted", Duration::from_secs(20), || async {
+            match world.api().get(&format!("/runs/{gone}")).await.status() {
+                410 => Ok(()),
+                other => Err(other.to_string()),
+            }
+        })
+        .await;
+        world.api().succeeded(&kept).await;
     });
 }
