@@ -324,7 +324,7 @@ async fn a_lost_answer_of_a_delivery_is_found_again() {
                     false => iop_durable::store::StoreError::unavailable("away"),
                 })
             });
-            let told = within(deliver(&runner, &wait, "d", "yes")).await;
+            let told = Box::pin(within(deliver(&runner, &wait, "d", "yes"))).await;
             if error == "unavailable" {
                 refused(told, "store_unavailable");
                 let again = deliver(&runner, &wait, "d", "yes").await.unwrap();
