@@ -6,25 +6,30 @@ use sqlx::postgres::PgRow;
 use crate::store::StoreError;
 use crate::store::rows::{Row, activity_columns, wait_columns};
 
-fn corrupt(error: sqlx::Error) -> StoreError {
-    StoreError::corrupt(error.to_string())
+/// One that cannot be read as what it should be is damaged.
+fn read<'r, T>(row: &'r PgRow, at: usize) -> Result<Option<T>, StoreError>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    row.try_get(at)
+        .map_err(|error| StoreError::corrupt(error.to_string()))
 }
 
 impl Row for PgRow {
     fn number(&self, at: usize) -> Result<Option<i64>, StoreError> {
-        self.try_get(at).map_err(corrupt)
+        read(self, at)
     }
 
     fn text(&self, at: usize) -> Result<Option<&str>, StoreError> {
-        self.try_get(at).map_err(corrupt)
+        read(self, at)
     }
 
     fn bytes(&self, at: usize) -> Result<Option<&[u8]>, StoreError> {
-        self.try_get(at).map_err(corrupt)
+        read(self, at)
     }
 
     fn flag(&self, at: usize) -> Result<Option<bool>, StoreError> {
-        self.try_get(at).map_err(corrupt)
+        read(self, at)
     }
 }
 
