@@ -350,6 +350,12 @@ fn a_deadline_ends_a_run_in_the_middle_of_a_call() {
             (&seen["status"], &seen["outcome"]["reason"]),
             (&json!("cancelled"), &json!("deadline"))
         );
+        // D15: when it should have ended.
+        assert!(seen["deadline"].is_string(), "{seen}");
+        assert_eq!(
+            seen["outcome"]["cancel"],
+            json!({"by": null, "reason": "deadline", "deadline": seen["deadline"]})
+        );
         received.open();
         world.holds().await;
     });

@@ -49,6 +49,15 @@ impl Timestamp {
     }
 }
 
+/// RFC 3339, UTC, to the millisecond.
+impl std::fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Every timestamp is within the years that jiff knows.
+        let at = jiff::Timestamp::from_millisecond(self.as_millis()).unwrap_or_default();
+        write!(f, "{at:.3}")
+    }
+}
+
 impl TryFrom<i64> for Timestamp {
     type Error = InvalidTime;
     fn try_from(ms: i64) -> Result<Self, InvalidTime> {

@@ -128,11 +128,13 @@ pub struct OutcomeError {
     pub attempt: u32,
 }
 
-/// Who cancelled, and why (D15).
+/// Who cancelled, and why; or the moment by which the run should have ended, in RFC 3339 (D15).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutcomeCancel {
     pub by: Option<String>,
     pub reason: String,
+    #[serde(default)]
+    pub deadline: Option<String>,
 }
 
 impl Outcome {

@@ -229,10 +229,12 @@ pub(crate) fn cut_short(
         Some(cancel) => OutcomeCancel {
             by: cancel.by.clone(),
             reason: cancel.reason.clone(),
+            deadline: None,
         },
         None => OutcomeCancel {
             by: None,
             reason: "deadline".to_owned(),
+            deadline: draft.head.deadline.map(|deadline| deadline.to_string()),
         },
     });
     outcome.evidence = completed

@@ -32,9 +32,7 @@ pub(crate) use waiting::{Open, WaitingOnObject, waiting_on};
 
 /// RFC 3339 in UTC with milliseconds.
 pub(crate) fn time(at: Timestamp) -> String {
-    // Every timestamp is within the years that jiff knows.
-    let at = jiff::Timestamp::from_millisecond(at.as_millis()).unwrap_or_default();
-    format!("{at:.3}")
+    at.to_string()
 }
 
 /// `sha256:…`.

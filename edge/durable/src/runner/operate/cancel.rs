@@ -248,6 +248,7 @@ impl Operator {
         outcome.cancel = Some(OutcomeCancel {
             by: cancellation.by.clone(),
             reason: cancellation.reason.clone(),
+            deadline: None,
         });
         self.end(held, &mut draft, outcome).await?;
         self.write(draft, held, loaded.inbox.signal).await
