@@ -87,11 +87,11 @@ impl<R: Rows> Side<'_, R> {
 
 impl<'a, R: Rows> Merged<'a, R> {
     /// The rows behind a place.
-    pub(crate) fn new(runs: &'a Runs, rows: R, after: Option<R::Place>) -> Self {
+    pub(crate) fn new(runs: &'a Runs, rows: R, after: Option<&R::Place>) -> Self {
         let sides = runs.engines().map(|engine| Side {
             engine,
             read: VecDeque::new(),
-            after: after.clone(),
+            after: after.cloned(),
             pace: Pace::new(),
             done: false,
         });

@@ -104,7 +104,7 @@ impl Runs {
             after: None,
             limit,
         };
-        let mut gates = Merged::new(self, Gates(filter), after);
+        let mut gates = Merged::new(self, Gates(filter), after.as_ref());
         let now = self.engine(true).store.now().await?;
         let mut found: Vec<Found> = Vec::new();
         let (mut last, mut told, mut looked_at) = (None, 0, 0);

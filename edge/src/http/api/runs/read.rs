@@ -167,7 +167,7 @@ pub(super) async fn list(
         ..RunFilter::default()
     };
     let after = query.after.as_deref().map(position).transpose()?;
-    let mut found = Merged::new(&runs, Found(filter), after);
+    let mut found = Merged::new(&runs, Found(filter), after.as_ref());
     let mut page = Filling::new(query.limit);
     while let Some((engine, listed)) = found.next().await? {
         let here = Found::place(&listed);
@@ -204,7 +204,7 @@ pub(super) async fn children(
         ..RunFilter::default()
     };
     let after = query.after.as_deref().map(position).transpose()?;
-    let mut found = Merged::new(&runs, Found(filter), after);
+    let mut found = Merged::new(&runs, Found(filter), after.as_ref());
     let mut page = Filling::new(query.limit);
     while let Some((_, listed)) = found.next().await? {
         let child = match &listed {
