@@ -1,6 +1,8 @@
 //! The tool calls of one turn: each judged, asked about where a rule wants that, carried out once and journalled by itself (D78,
 //! D81 to D83). All of them are under way together.
 
+mod asking;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
@@ -12,22 +14,20 @@ use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Deadline, Directive, NoEffect, NodeError, NodeResult};
 use iop_durable::ids::{ActivityId, Key, NodeName};
 use iop_durable::patterns::REASON;
-use iop_durable::record::{DENIED, DeadlinePolicy, Effect, Origin, WaitingKind};
-use iop_durable::runner::{Answer, Call, CallError, Ctx};
+use iop_durable::record::{Effect, Origin, WaitingKind};
+use iop_durable::runner::{Call, CallError, Ctx};
 use serde_json::{Value, json};
 
 use super::child::look_again;
 use super::journal::{
-    ApprovalAnswer, ApprovalDecision, ApprovalSubject, CallEvent, InputSubject, MCP, MODEL, REFUSAL,
-    REQUEST_INPUT, TOOL_COMPLETED, TOOL_STARTED, arguments_digest, call_key, effect_key, round_key,
-    start_key, turn_of,
+    CallEvent, MCP, MODEL, REFUSAL, REQUEST_INPUT, TOOL_COMPLETED, TOOL_STARTED, call_key, effect_key,
+    round_key, start_key, turn_of,
 };
-use super::policy::Judgement;
 use super::program::{Program, Room, effect, retry_policy};
 use super::reason::{ASK_AGAIN, patiently};
-use super::spec::{AgentSpec, OnDeny, OnError, ToolSpec};
+use super::spec::{AgentSpec, OnError, ToolSpec};
 use super::state::AgentState;
-use super::tools::mcp::{Answered, Asked};
+use super::tools::mcp::Answered;
 use super::turn::{ToolCall, TurnAnswer};
 use crate::metrics::{ToolKind, ToolResult};
 use crate::runs::problem::Code;
@@ -119,43 +119,6 @@ struct Approved {
     arguments: String,
 }
 
-/// What became of an approval.
-enum Decided {
-    /// These arguments may be sent.
-    Pass(String),
-    /// Nothing is sent, for this reason.
-    Deny(Option<String>),
-}
-
-impl Decided {
-    /// `asked`: the arguments that the person was shown.
-    fn of(answer: Answer, asked: &str) -> Result<Self, Failure> {
-        let Answer::Delivered(payload) = answer else {
-            return Ok(Self::Deny(Some("The approval expired.".to_owned())));
-        };
-        let answer: ApprovalAnswer = serde_json::from_slice(&payload)
-            .map_err(|e| Failure::new(FailureKind::Internal, format!("a decision cannot be read: {e}")))?;
-        Ok(match (answer.decision, answer.edited_arguments) {
-            (ApprovalDecision::Approve, _) if answer.arguments_digest == arguments_digest(asked) => {
-                Self::Pass(asked.to_owned())
-            }
-            (ApprovalDecision::Edit, Some(edited)) => Self::Pass(edited),
-            (ApprovalDecision::Approve | ApprovalDecision::Edit | ApprovalDecision::Deny, _) => {
-                Self::Deny(answer.reason)
-            }
-        })
-    }
-}
-
-/// The arguments of a call. Many models write nothing where a tool takes nothing.
-fn written(call: &ToolCall) -> &str {
-    if call.arguments.trim().is_empty() {
-        "{}"
-    } else {
-        &call.arguments
-    }
-}
-
 impl One {
     async fn answer(self) -> Result<(), NodeError> {
         if self.call.name == REQUEST_INPUT && self.program.asks_people() {
@@ -174,70 +137,6 @@ impl One {
             }
             None => Ok(()),
         }
-    }
-
-    /// What may be sent, once nobody objects; `None`: the call has its answer already.
-    async fn approved(&self, tool: &ToolSpec) -> Result<Option<Approved>, NodeError> {
-        let text = written(&self.call);
-        let why = match self.program.policy.judge(&tool.name, text) {
-            Judgement::Free => {
-                return match self.program.check_arguments(&tool.name, text) {
-                    Ok(()) => Ok(Some(Approved {
-                        arguments: text.to_owned(),
-                    })),
-                    Err(why) => self.refuse(error("schema_violation", &why)).await.map(|()| None),
-                };
-            }
-            Judgement::Refuse { why } => {
-                return self.refuse(error("invalid_arguments", &why)).await.map(|()| None);
-            }
-            Judgement::Ask { why } => why,
-        };
-        let approvals = &self.program.spec().approvals;
-        let subject = ApprovalSubject {
-            tool: tool.name.clone(),
-            call_id: self.call.id.clone(),
-            ordinal: self.ordinal,
-            arguments: text.to_owned(),
-            arguments_digest: arguments_digest(text),
-            why: why.as_str().to_owned(),
-        };
-        let mut gate = self
-            .ctx
-            .gate(&self.key)
-            .kind(WaitingKind::Approval)
-            .deadline_policy(DeadlinePolicy::Hard)
-            .subject(bytes_of(&subject)?);
-        if let Some(expires) = approvals.expires {
-            gate = gate.deadline(Deadline::In(expires.0));
-        }
-        let reason = match Decided::of(gate.wait().await?, text)? {
-            // What a person lets pass is held to the tool's schema all the same.
-            Decided::Pass(arguments) => {
-                return match self.program.check_arguments(&tool.name, &arguments) {
-                    Ok(()) => Ok(Some(Approved { arguments })),
-                    Err(why) => self.refuse(error("schema_violation", &why)).await.map(|()| None),
-                };
-            }
-            Decided::Deny(reason) => reason,
-        };
-        if approvals.on_deny == OnDeny::FailRun {
-            let why = format!("the call of {} was denied", tool.name);
-            return Err(Failure::new(FailureKind::Refused, why).code(DENIED).into());
-        }
-        let told = json!({ "refused": true, "by": "approval", "reason": reason });
-        self.refuse(told).await.map(|()| None)
-    }
-
-    /// Whether the denial of another call of this turn fails the run: it comes before every call that has not left.
-    fn is_doomed(&self) -> bool {
-        let denied = |(ordinal, call): (usize, &ToolCall)| {
-            let answer = self.ctx.settled(&call_key(&call.id, ordinal));
-            let is_approval = self.program.tool(&call.name).is_some();
-            is_approval
-                && answer.is_some_and(|a| matches!(Decided::of(a, written(call)), Ok(Decided::Deny(_))))
-        };
-        self.program.spec().approvals.on_deny == OnDeny::FailRun && self.turn.iter().enumerate().any(denied)
     }
 
     /// Comes back when a call of this key may leave: one that never left does not leave any more once the run fails.
@@ -259,55 +158,6 @@ impl One {
         self.ctx
             .activity(key)
             .implementation(REFUSAL)
-            .effect(Effect::ReadOnly)
-            .run(self.call.arguments.clone(), |_| {
-                ended();
-                std::future::ready(Ok(told.clone()))
-            })
-            .await?;
-        Ok(())
-    }
-
-    /// `request_input`: a person's answer is the result (D74).
-    async fn ask_person(&self) -> Result<(), NodeError> {
-        #[derive(serde::Deserialize)]
-        struct Question {
-            prompt: String,
-            schema: Option<Value>,
-        }
-        let Ok(Question { prompt, schema }) = serde_json::from_str(&self.call.arguments) else {
-            return self
-                .refuse(error(
-                    "invalid_arguments",
-                    "request_input takes {prompt, schema?}.",
-                ))
-                .await;
-        };
-        if let Some(schema) = &schema
-            && let Err(why) = super::tools::schema::Arguments::compile_foreign(schema)
-        {
-            return self
-                .refuse(error("invalid_arguments", &format!("schema: {why}")))
-                .await;
-        }
-        let subject = InputSubject {
-            prompt,
-            schema,
-            call_id: self.call.id.clone(),
-        };
-        let gate = self
-            .ctx
-            .gate(&self.key)
-            .kind(WaitingKind::Input)
-            .subject(bytes_of(&subject)?);
-        let told = match gate.wait().await? {
-            Answer::Delivered(value) => plain(value),
-            Answer::TimedOut => bytes_of(&error("timeout", "Nobody answered."))?,
-        };
-        let ended = self.ended(ToolResult::Ok);
-        self.ctx
-            .activity(&self.key)
-            .implementation("input")
             .effect(Effect::ReadOnly)
             .run(self.call.arguments.clone(), |_| {
                 ended();
@@ -373,29 +223,6 @@ impl One {
         Err(Failure::new(FailureKind::ToolError, why)
             .code("too_many_rounds")
             .into())
-    }
-
-    /// What a tool asks in the middle of a call, put to a person (S106).
-    async fn ask_for(&self, asked: &Asked, round: u32) -> Result<Value, NodeError> {
-        if asked.is_silent() {
-            return Ok(Value::Null);
-        }
-        let subject = InputSubject {
-            prompt: asked.prompt(),
-            schema: asked.schema(),
-            call_id: self.call.id.clone(),
-        };
-        let gate = self
-            .ctx
-            .gate(&format!("asked/{}", round_key(&self.key, round)))
-            .kind(WaitingKind::Input)
-            .subject(bytes_of(&subject)?);
-        match gate.wait().await? {
-            Answer::Delivered(value) => serde_json::from_slice(&value).map_err(|e| {
-                Failure::new(FailureKind::Internal, format!("an answer cannot be read: {e}")).into()
-            }),
-            Answer::TimedOut => Ok(Value::Null),
-        }
     }
 
     /// One request to the tool, or what the journal has of it.
@@ -557,14 +384,6 @@ impl One {
 
 /// How often one call may ask a person before it is given up.
 const MAX_ROUNDS: u32 = 10;
-
-/// A text is told as it is; other JSON as JSON.
-fn plain(value: Bytes) -> Bytes {
-    match serde_json::from_slice::<String>(&value) {
-        Ok(text) => Bytes::from(text),
-        Err(_) => value,
-    }
-}
 
 /// What a run waits for whose tool is revoked.
 pub(crate) fn restored(agent: &str, tool: &str) -> String {

@@ -46,6 +46,10 @@ const POSTGRES: &Steps = &[
         "agents",
         include_str!("../../../../migrations/postgres/0003_agents.sql"),
     ),
+    (
+        "counts",
+        include_str!("../../../../migrations/postgres/0004_counts.sql"),
+    ),
 ];
 
 /// The schema that SQLite databases must have.

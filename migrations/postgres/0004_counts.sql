@@ -1,0 +1,3 @@
+-- Runs are counted from `runs_status` and `runs_aside` here: there is nothing to change.
+
+SELECT 1;
