@@ -216,8 +216,10 @@ async fn accept(client: &Client, agent: &str) -> (String, Duration) {
 /// Runs from their acceptance over an approval to their end, one after the other per client: how long the acceptance took, and how
 /// long the way from the decision to the tool.
 async fn cycles(client: &Client, agent: &str, expected: &Expected) -> Vec<(Duration, Duration)> {
-    let one = || async {
+    let one = |n: usize| async move {
         let mut times = Vec::new();
+        // Not in step with the others.
+        tokio::time::sleep(Duration::from_millis(8) * u32::try_from(n).unwrap()).await;
         for _ in 0..MEASURED / AT_ONCE {
             let (run, accepted) = accept(client, agent).await;
             get(client, &format!("/api/v1/runs/{run}/wait?timeout=25s")).await;
@@ -228,7 +230,7 @@ async fn cycles(client: &Client, agent: &str, expected: &Expected) -> Vec<(Durat
         }
         times
     };
-    join_all((0..AT_ONCE).map(|_| one())).await.concat()
+    join_all((0..AT_ONCE).map(one)).await.concat()
 }
 
 /// From sending the decision to the call of the tool.

@@ -18,9 +18,9 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Prepared statements of a connection: all that the writer has, and more than a reader needs.
 const STATEMENTS: usize = 64;
 
-/// The log is copied into the database when it has this many pages of 4 KiB: often enough to stay small, seldom enough not to
-/// show in the commits.
-const CHECKPOINT_PAGES: u32 = 4000;
+/// The log is copied into the database when it has this many pages of 4 KiB. All commits wait meanwhile, so this is the longest
+/// that one of them waits; four times as many pages are four times as long.
+const CHECKPOINT_PAGES: u32 = 1000;
 
 /// The path of a `sqlite:` URL, relative to the working directory unless it begins with a slash. Nothing else is read from it.
 pub fn path_of(url: &str) -> Option<PathBuf> {

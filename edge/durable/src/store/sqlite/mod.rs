@@ -65,6 +65,8 @@ pub struct SqliteStore {
     reads: Reads,
     clocks: Clocks,
     hints: Hints,
+    /// What was counted last, and after how many changes: where nothing changes, nothing is counted.
+    counted: Mutex<Option<(u64, Counts)>>,
     /// Hears when the writer has ended.
     ended: Mutex<Option<oneshot::Receiver<()>>>,
 }
@@ -94,6 +96,7 @@ impl SqliteStore {
             reads: Reads::new(Readers::new(path), clocks.clone()),
             clocks,
             hints,
+            counted: Mutex::new(None),
             ended: Mutex::new(Some(ended)),
         })
     }
@@ -342,7 +345,17 @@ impl Store for SqliteStore {
     }
 
     fn counts(&self) -> Answer<'_, Counts> {
-        Box::pin(self.reads.counts())
+        Box::pin(async move {
+            let changes = self.writer.changes();
+            if let Some((at, counts)) = &*self.counted.lock()
+                && *at == changes
+            {
+                return Ok(counts.clone());
+            }
+            let counts = self.reads.counts().await?;
+            *self.counted.lock() = Some((changes, counts.clone()));
+            Ok(counts)
+        })
     }
 
     fn define(&self, define: Define) -> Answer<'_, Defined> {

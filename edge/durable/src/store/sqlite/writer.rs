@@ -10,6 +10,8 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, Params, Row};
@@ -159,6 +161,8 @@ fn gone() -> StoreError {
 pub(super) struct Writer {
     /// None when it is closed.
     jobs: Mutex<Option<mpsc::Sender<Box<dyn Job>>>>,
+    /// Transactions so far that may have changed a row.
+    changes: Arc<AtomicU64>,
 }
 
 impl Writer {
@@ -175,11 +179,13 @@ impl Writer {
     ) -> Result<(Self, oneshot::Receiver<()>), StoreError> {
         let (jobs, queue) = mpsc::channel(QUEUE);
         let (ended, end) = oneshot::channel();
+        let changes = Arc::new(AtomicU64::new(0));
         let state = State {
             path,
             conn: Some(conn),
             clocks,
             hints,
+            changes: Arc::clone(&changes),
         };
         std::thread::Builder::new()
             .name("sqlite-writer".to_owned())
@@ -190,12 +196,17 @@ impl Writer {
             })
             .map_err(StoreError::unavailable)?;
         let jobs = Mutex::new(Some(jobs));
-        Ok((Self { jobs }, end))
+        Ok((Self { jobs, changes }, end))
     }
 
     /// Takes no further jobs.
     pub(super) fn close(&self) {
         self.jobs.lock().take();
+    }
+
+    /// A number that has grown when anything has changed since it was read before.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Queues a change and waits until it is durable.
@@ -217,6 +228,7 @@ struct State {
     conn: Option<Connection>,
     clocks: Clocks,
     hints: Hints,
+    changes: Arc<AtomicU64>,
 }
 
 impl State {
@@ -248,6 +260,7 @@ impl State {
                 return;
             }
         };
+        let before = conn.total_changes();
         let mut hints = Vec::new();
         let mut done = Vec::with_capacity(jobs.len());
         let mut lost = None;
@@ -268,6 +281,10 @@ impl State {
             Some(error) => Some(StoreError::unavailable(error)),
             None => execute(&conn, "COMMIT").err().map(StoreError::unconfirmed),
         };
+        // Before anybody is told: who was told finds it counted.
+        if conn.total_changes() != before {
+            self.changes.fetch_add(1, Ordering::Release);
+        }
         self.keep(conn);
         match &failed {
             Some(error) => tracing::warn!(jobs = done.len(), %error, "a transaction failed"),
