@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use iop_tests::client::Client;
-use iop_tests::postgres::Postgres;
+use iop_tests::postgres::{Options, Postgres};
 use iop_tests::provider::Stub;
 use iop_tests::stack::Edge;
 use parking_lot::Mutex;
@@ -44,7 +44,13 @@ fn main() {
     };
     iop_tests::run(1800, async move {
         let server = if postgres {
-            Some(Postgres::start().await)
+            Some(
+                Postgres::with(Options {
+                    fsync: true,
+                    ..Options::default()
+                })
+                .await,
+            )
         } else {
             None
         };
