@@ -153,11 +153,22 @@ impl One {
 
     /// The same with the key of a round.
     async fn refuse_at(&self, key: &str, told: Value) -> Result<(), NodeError> {
-        let told = bytes_of(&told)?;
-        let ended = self.ended(ToolResult::Refused);
+        self.told(key, REFUSAL, ToolResult::Refused, bytes_of(&told)?)
+            .await
+    }
+
+    /// Journals what the model is told of a call that nobody was asked to carry out.
+    async fn told(
+        &self,
+        key: &str,
+        implementation: &'static str,
+        result: ToolResult,
+        told: Bytes,
+    ) -> Result<(), NodeError> {
+        let ended = self.ended(result);
         self.ctx
             .activity(key)
-            .implementation(REFUSAL)
+            .implementation(implementation)
             .effect(Effect::ReadOnly)
             .run(self.call.arguments.clone(), |_| {
                 ended();

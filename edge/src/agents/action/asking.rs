@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::graph::{Deadline, NodeError};
-use iop_durable::record::{DENIED, DeadlinePolicy, Effect, WaitingKind};
+use iop_durable::record::{DENIED, DeadlinePolicy, WaitingKind};
 use iop_durable::runner::Answer;
 use serde_json::{Value, json};
 
@@ -157,17 +157,7 @@ impl One {
             Answer::Delivered(value) => plain(value),
             Answer::TimedOut => bytes_of(&error("timeout", "Nobody answered."))?,
         };
-        let ended = self.ended(ToolResult::Ok);
-        self.ctx
-            .activity(&self.key)
-            .implementation("input")
-            .effect(Effect::ReadOnly)
-            .run(self.call.arguments.clone(), |_| {
-                ended();
-                std::future::ready(Ok(told.clone()))
-            })
-            .await?;
-        Ok(())
+        self.told(&self.key, "input", ToolResult::Ok, told).await
     }
 
     /// What a tool asks in the middle of a call, put to a person (S106).

@@ -86,11 +86,10 @@ impl Base {
     /// # Errors
     /// What is wrong with the text.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(|e| e.to_string())?;
+        const WANTED: &str = "must begin with http:// or https:// and name a host";
+        let url = Url::parse(text).map_err(|e| format!("{WANTED}: {e}"))?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-            return Err(String::from(
-                "must begin with http:// or https:// and name a host",
-            ));
+            return Err(WANTED.to_owned());
         }
         if url.query().is_some()
             || url.fragment().is_some()
@@ -300,6 +299,10 @@ mod tests {
             "http://edge/#x",
         ] {
             assert!(Base::parse(bad).is_err(), "{bad}");
+        }
+        for no_url in ["127.0.0.1:8080", "localhost", "localhost:8080", ""] {
+            let why = Base::parse(no_url).unwrap_err();
+            assert!(why.starts_with("must begin with http://"), "{no_url}: {why}");
         }
     }
 
