@@ -328,70 +328,107 @@ fn a_resume_takes_the_token_of_the_run_and_is_sent_once() {
     });
 }
 
+/// An edge with this many runs, or approvals, that are listed from the oldest on; the cursor is the number of those before.
+async fn listing(total: usize) -> Stub {
+    Stub::start(move |mut exchange| async move {
+        let after: usize = exchange
+            .path
+            .split_once("after=c%2F")
+            .map_or(0, |(_, n)| n.parse().unwrap());
+        let limit = exchange.path.split_once("limit=").unwrap().1;
+        let limit: usize = limit.split('&').next().unwrap().parse().unwrap();
+        // Filters may leave little or nothing of a page that is not the last.
+        let limit = if exchange.path.contains("agent=sparse") { after % 2 } else { limit };
+        let end = total.min(after + limit);
+        let rows: Vec<Value> = (after..end)
+            .map(|n| {
+                json!({"id": format!("run_{n}"), "run_id": format!("run_{n}"), "agent": "a&b", "status": "waiting", "tool": "t",
+                       "waiting_on": [{"kind": "approval", "tool": "deploy"}], "created_at": "2026-01-02T03:04:05Z"})
+            })
+            .collect();
+        let next = if limit == 0 { after + 1 } else { end };
+        let page = json!({"object": "list", "data": rows, "has_more": next < total, "next_after": format!("c/{next}")});
+        exchange.json_reply(200, &page).await
+    })
+    .await
+}
+
+fn asked(edge: &Stub) -> Vec<String> {
+    edge.received().iter().map(|r| r.path.clone()).collect()
+}
+
 #[test]
-fn lists_are_read_page_by_page_up_to_the_limit() {
+fn the_newest_runs_are_listed_whatever_stands_before_them() {
     run(60, async {
-        let edge = Stub::start(|mut exchange| async move {
-            // Filters may leave nothing of a page that is not the last.
-            if exchange.path.contains("agent=sparse") && !exchange.path.contains("after=") {
-                let page = json!({"object": "list", "data": [], "has_more": true, "next_after": "c/5"});
-                return exchange.json_reply(200, &page).await;
-            }
-            let after: usize = exchange
-                .path
-                .split_once("after=c%2F")
-                .map_or(0, |(_, n)| n.parse().unwrap());
-            let limit = exchange.path.split_once("limit=").unwrap().1;
-            let limit: usize = limit.split('&').next().unwrap().parse().unwrap();
-            let runs: Vec<Value> = (after..after + limit)
-                .map(|n| {
-                    json!({"id": format!("run_{n}"), "agent": "a&b", "status": "waiting",
-                           "waiting_on": [{"kind": "approval", "tool": "deploy"}], "created_at": "2026-01-02T03:04:05Z"})
-                })
-                .collect();
-            let page = json!({"object": "list", "data": runs, "has_more": true, "next_after": format!("c/{}", after + limit)});
-            exchange.json_reply(200, &page).await
-        })
-        .await;
-        let finished = cli(
-            &edge.addr,
-            &[
-                "ls",
-                "--limit",
-                "250",
-                "--status",
-                "waiting",
-                "--agent",
-                "a&b",
-                "--waiting",
-                "approval",
-            ],
-        )
-        .await;
+        let edge = listing(510).await;
+        let filters = ["--status", "waiting", "--agent", "a&b", "--waiting", "approval"];
+        let args = [&["ls", "--limit", "250"][..], &filters].concat();
+        let finished = cli(&edge.addr, &args).await;
         assert_eq!(finished.code, Some(0));
-        assert!(finished.stderr.contains("--limit 250"), "{}", finished.stderr);
+        assert!(
+            finished.stderr.contains("260 older ones") && finished.stderr.contains("--limit 250"),
+            "{}",
+            finished.stderr
+        );
         let lines: Vec<&str> = finished.stdout.lines().collect();
         assert_eq!(lines.len(), 251);
         assert!(lines[0].starts_with("ID "), "{}", lines[0]);
+        assert!(lines[1].starts_with("run_260 "), "{}", lines[1]);
         let words: Vec<&str> = lines[250].split_whitespace().collect();
-        assert_eq!(words[..5], ["run_249", "a&b", "waiting", "approval", "deploy"]);
-        let asked: Vec<String> = edge.received().iter().map(|r| r.path.clone()).collect();
-        let query = "status=waiting&agent=a%26b&waiting_kind=approval";
+        assert_eq!(words[..5], ["run_509", "a&b", "waiting", "approval", "deploy"]);
+        // To the end, in pages as large as they may be.
+        let query = "status=waiting&agent=a%26b&waiting_kind=approval&limit=200";
         assert_eq!(
-            asked,
-            [
-                format!("/api/v1/runs?{query}&limit=200"),
-                format!("/api/v1/runs?{query}&limit=50&after=c%2F200")
-            ]
+            asked(&edge),
+            ["", "&after=c%2F200", "&after=c%2F400"].map(|after| format!("/api/v1/runs?{query}{after}"))
         );
 
+        let finished = cli(&edge.addr, &["ls", "--limit", "510"]).await;
+        assert_eq!(done(&finished).lines().count(), 511, "there are no others");
         let finished = cli(&edge.addr, &["ls", "--limit", "3", "--json"]).await;
+        assert!(finished.stderr.contains("507 older ones"), "{}", finished.stderr);
+        let page: Value = serde_json::from_str(&finished.stdout).unwrap();
+        let ids: Vec<&Value> = page["data"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|run| &run["id"])
+            .collect();
+        assert_eq!(ids, ["run_507", "run_508", "run_509"]);
+        assert_eq!(
+            (&page["has_more"], &page["next_after"]),
+            (&json!(false), &Value::Null)
+        );
+
+        let few = listing(4).await;
+        let finished = cli(&few.addr, &["ls", "--agent", "sparse", "--json"]).await;
         let page: Value = serde_json::from_str(done(&finished)).unwrap();
-        assert_eq!(page["data"].as_array().unwrap().len(), 3);
-        assert_eq!(page["next_after"], "c/3");
-        let finished = cli(&edge.addr, &["ls", "--limit", "1", "--agent", "sparse", "--json"]).await;
-        let page: Value = serde_json::from_str(done(&finished)).unwrap();
-        assert_eq!(page["data"][0]["id"], "run_5");
+        assert_eq!(page["data"].as_array().unwrap().len(), 2, "{page}");
+        assert_eq!(few.received().len(), 4, "{:?}", asked(&few));
+    });
+}
+
+#[test]
+fn of_approvals_those_that_wait_longest_are_listed() {
+    run(60, async {
+        let edge = listing(1_000).await;
+        let finished = cli(&edge.addr, &["ls", "--approvals", "--limit", "250", "--json"]).await;
+        assert!(
+            finished.stderr.contains("newer ones: --limit 250"),
+            "{}",
+            finished.stderr
+        );
+        let page: Value = serde_json::from_str(&finished.stdout).unwrap();
+        let rows = page["data"].as_array().unwrap();
+        assert_eq!((rows.len(), &rows[249]["id"]), (250, &json!("run_249")));
+        assert_eq!(page["next_after"], "c/250");
+        assert_eq!(
+            asked(&edge),
+            [
+                "/api/v1/approvals?status=pending&limit=200",
+                "/api/v1/approvals?status=pending&limit=50&after=c%2F200"
+            ]
+        );
     });
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Runs {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Lists runs, newest last, or the approvals that are pending.
+    /// Lists the newest runs, the newest last, or the pending approvals, the oldest first.
     Ls(Ls),
     /// Shows a run: where it stands, what it waits for, its turns and steps.
     Show {
@@ -84,6 +84,7 @@ struct Ls {
     /// Pending approvals instead of runs, with the exact calls.
     #[arg(long, conflicts_with_all = ["status", "waiting"])]
     approvals: bool,
+    /// How many at most: the newest runs, or the oldest approvals.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 }
@@ -223,24 +224,32 @@ impl Shell {
                 query.push((name, value));
             }
         }
-        let path = if ls.approvals { "approvals" } else { "runs" };
-        let page = self.api.list(path, &query, ls.limit).await?;
+        // Of approvals the one that has waited longest is first in line; of runs the newest are looked for.
+        let (page, older) = if ls.approvals {
+            (self.api.list("approvals", &query, ls.limit).await?, 0)
+        } else {
+            self.api.last("runs", &query, ls.limit).await?
+        };
         if self.json {
-            return print_json(&List {
+            print_json(&List {
                 object: "list",
                 data: &page.data,
                 has_more: page.has_more,
                 next_after: page.next_after.as_deref(),
-            });
-        }
-        let now = Timestamp::now();
-        if ls.approvals {
-            print(&render::approvals(&self.api.items(&page)?, now));
+            })?;
         } else {
-            print(&render::runs(&self.api.items(&page)?, now));
+            let now = Timestamp::now();
+            if ls.approvals {
+                print(&render::approvals(&self.api.items(&page)?, now));
+            } else {
+                print(&render::runs(&self.api.items(&page)?, now));
+            }
+        }
+        if older > 0 {
+            eprintln!("{older} older ones are not shown: --limit {}.", ls.limit);
         }
         if page.has_more {
-            eprintln!("There are more; --limit {} was reached.", ls.limit);
+            eprintln!("There are newer ones: --limit {} was reached.", ls.limit);
         }
         Ok(())
     }

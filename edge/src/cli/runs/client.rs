@@ -2,6 +2,7 @@
 //!
 //! Follows no redirect and uses no proxy of the environment: the key goes to the edge that was named and nowhere else.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -147,27 +148,67 @@ impl Api {
         query: &[(&str, &str)],
         limit: u32,
     ) -> Result<Page, CallError> {
-        let mut all = Page {
-            data: Vec::new(),
-            has_more: true,
-            next_after: None,
-        };
-        while all.has_more {
+        let mut all = Page::empty();
+        loop {
             let left = limit.saturating_sub(u32::try_from(all.data.len()).unwrap_or(u32::MAX));
-            if left == 0 {
-                break;
-            }
-            let size = left.min(PAGE).to_string();
-            let cursor = all.next_after.as_deref().map(|after| ("after", after));
-            let asked = query.iter().copied().chain([("limit", &*size)]).chain(cursor);
-            let answer = self.get(&format!("{path}?{}", encoded(asked))).await?;
-            let page: Page = self.read(&answer)?;
-            // A page may be short, or empty, and not be the last; a cursor that stands still would be asked for ever.
-            all.has_more = page.has_more && page.next_after.is_some() && page.next_after != all.next_after;
-            all.next_after = page.next_after;
+            let page = self
+                .page(path, query, left.min(PAGE), all.next_after.as_deref())
+                .await?;
             all.data.extend(page.data);
+            (all.has_more, all.next_after) = (page.has_more, page.next_after);
+            if !all.has_more || all.data.len() >= limit as usize {
+                return Ok(all);
+            }
         }
-        Ok(all)
+    }
+
+    /// The last items of a list, and how many stand before them. The list is read to its end; no more than `limit` of it and one
+    /// page are held.
+    pub(super) async fn last(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+        limit: u32,
+    ) -> Result<(Page, u64), CallError> {
+        let mut kept = VecDeque::new();
+        let (mut before, mut after) = (0, None);
+        loop {
+            let page = self.page(path, query, PAGE, after.as_deref()).await?;
+            kept.extend(page.data);
+            while kept.len() > limit as usize {
+                kept.pop_front();
+                before += 1;
+            }
+            if !page.has_more {
+                let data = kept.into();
+                return Ok((
+                    Page {
+                        data,
+                        ..Page::empty()
+                    },
+                    before,
+                ));
+            }
+            after = page.next_after;
+        }
+    }
+
+    /// One page. It may be short, or empty, and not be the last; a cursor that stands still would be asked for ever, so it ends the
+    /// list.
+    async fn page(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+        size: u32,
+        after: Option<&str>,
+    ) -> Result<Page, CallError> {
+        let size = size.to_string();
+        let cursor = after.map(|after| ("after", after));
+        let asked = query.iter().copied().chain([("limit", &*size)]).chain(cursor);
+        let answer = self.get(&format!("{path}?{}", encoded(asked))).await?;
+        let mut page: Page = self.read(&answer)?;
+        page.has_more &= page.next_after.is_some() && page.next_after.as_deref() != after;
+        Ok(page)
     }
 
     /// `POST` of something that may be sent twice because it carries an id of its own: an answer that is lost is asked for once

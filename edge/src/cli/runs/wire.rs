@@ -184,6 +184,17 @@ pub(super) struct Page {
     pub(super) next_after: Option<String>,
 }
 
+impl Page {
+    /// Nothing, and nothing behind it.
+    pub(super) fn empty() -> Self {
+        Self {
+            data: Vec::new(),
+            has_more: false,
+            next_after: None,
+        }
+    }
+}
+
 /// The body of every error of the API.
 #[derive(Debug, Deserialize)]
 pub(super) struct ErrorBody {
