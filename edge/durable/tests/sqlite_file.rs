@@ -266,6 +266,43 @@ async fn a_long_state_is_not_written_again() {
     store.close().await;
 }
 
+/// The log is begun anew again and again although there is no moment without somebody who writes, and nothing is lost by it.
+#[tokio::test]
+async fn the_log_stays_short_under_a_constant_load() {
+    const WRITERS: usize = 8;
+    const RUNS: usize = 250;
+    let fixture = SqliteFixture::start().await;
+    let store = &fixture.store;
+    let now = store.now().await.unwrap();
+    let state = |writer: usize, n: usize| Payload::new(format!("{writer}-{n};").repeat(6_000).into_bytes());
+    let state = &state;
+    join_all((0..WRITERS).map(|writer| async move {
+        for n in 0..RUNS {
+            let id = run(&format!("r{writer}-{n}"));
+            let new = iop_durable::testing::build::create_with(&id, state(writer, n), now);
+            store.create(new).await.unwrap();
+        }
+    }))
+    .await;
+    let log = std::fs::metadata(fixture.path().with_extension("db-wal"))
+        .unwrap()
+        .len();
+    let database = std::fs::metadata(fixture.path()).unwrap().len();
+    assert!(database > 50 << 20, "{database} bytes: the log was not copied");
+    assert!(log < 25 << 20, "{log} bytes beside {database}");
+    store.close().await;
+
+    assert!(!fixture.path().with_extension("db-wal").exists());
+    let store = SqliteStore::open(&fixture.path()).await.unwrap();
+    for writer in 0..WRITERS {
+        for n in [0, RUNS / 2, RUNS - 1] {
+            let found = store.load(&run(&format!("r{writer}-{n}"))).await.unwrap();
+            assert_eq!(found.state, state(writer, n));
+        }
+    }
+    store.close().await;
+}
+
 #[tokio::test]
 async fn many_keys_are_forgotten_in_several_writes() {
     let fixture = SqliteFixture::start().await;

@@ -7,8 +7,8 @@ use rusqlite::OpenFlags;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 
-use super::fail;
 use super::lock::FileLock;
+use super::{checkpoint, fail};
 use crate::store::{StoreError, migrate as schema};
 
 /// How long a connection waits for another one's lock. Within a store nothing waits: there is one writer, and readers of a
@@ -17,10 +17,6 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Prepared statements of a connection: all that the writer has, and more than a reader needs.
 const STATEMENTS: usize = 64;
-
-/// The log is copied into the database when it has this many pages of 4 KiB. All commits wait meanwhile, so this is the longest
-/// that one of them waits; four times as many pages are four times as long.
-const CHECKPOINT_PAGES: u32 = 1000;
 
 /// The path of a `sqlite:` URL, relative to the working directory unless it begins with a slash. Nothing else is read from it.
 pub fn path_of(url: &str) -> Option<PathBuf> {
@@ -49,7 +45,7 @@ pub(super) fn writer(path: &Path) -> rusqlite::Result<rusqlite::Connection> {
     let conn = attached(path)?;
     conn.pragma_update(None, "journal_mode", "wal")?;
     conn.pragma_update(None, "synchronous", "full")?;
-    conn.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+    checkpoint::watch(&conn);
     // What a savepoint may have to undo stays out of the file system.
     conn.pragma_update(None, "temp_store", "memory")?;
     // In KiB when negative. What the commits of running runs touch fits in; a larger cache costs more than it saves, because
@@ -64,6 +60,13 @@ fn migrator(path: &Path) -> SqliteConnectOptions {
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
+}
+
+/// A connection that copies the log. The file is there.
+pub(super) fn copier(path: &Path) -> rusqlite::Result<rusqlite::Connection> {
+    let conn = attached(path)?;
+    conn.pragma_update(None, "synchronous", "full")?;
+    Ok(conn)
 }
 
 /// A connection that cannot write. The file is there.

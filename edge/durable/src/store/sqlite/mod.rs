@@ -6,6 +6,7 @@
 mod args;
 mod backup;
 mod beside;
+mod checkpoint;
 mod clock;
 mod connect;
 mod create;

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, Params, Row};
 use tokio::sync::{mpsc, oneshot};
 
+use super::checkpoint::Checkpoints;
 use super::clock::Clocks;
 use super::connect;
 use super::fail::{self, Fail};
@@ -181,6 +182,7 @@ impl Writer {
         let (ended, end) = oneshot::channel();
         let changes = Arc::new(AtomicU64::new(0));
         let state = State {
+            checkpoints: Checkpoints::start(path.clone()).map_err(StoreError::unavailable)?,
             path,
             conn: Some(conn),
             clocks,
@@ -226,6 +228,7 @@ struct State {
     path: PathBuf,
     /// None after it was lost.
     conn: Option<Connection>,
+    checkpoints: Checkpoints,
     clocks: Clocks,
     hints: Hints,
     changes: Arc<AtomicU64>,
@@ -240,6 +243,8 @@ impl State {
                 self.transaction(&mut jobs);
             }
         }
+        // Whoever closes the file last copies the log.
+        drop(self.checkpoints);
         if let Some(conn) = self.conn.take()
             && let Err((_, error)) = conn.close()
         {
@@ -290,8 +295,12 @@ impl State {
             Some(error) => tracing::warn!(jobs = done.len(), %error, "a transaction failed"),
             None => hints.into_iter().for_each(|hint| self.hints.send(hint)),
         }
+        let committed = failed.is_none();
         for settle in done {
             settle(failed.clone());
+        }
+        if let Some(conn) = self.conn.as_ref().filter(|_| committed) {
+            self.checkpoints.after_commit(conn);
         }
     }
 
