@@ -141,3 +141,11 @@ pub struct ActivityRecord {
     /// The decision that settled or re-opened it by hand (D153).
     pub decision: Option<DecisionId>,
 }
+
+/// The most attempts that any one of these took; 0 for none.
+pub fn most_attempts<'a>(activities: impl IntoIterator<Item = &'a ActivityRecord>) -> u32 {
+    let taken = activities
+        .into_iter()
+        .map(|activity| u32::try_from(activity.attempts.len()).unwrap_or(u32::MAX));
+    taken.max().unwrap_or(0)
+}

@@ -9,9 +9,10 @@ mod wait;
 
 pub use activity::{
     ActivityRecord, ActivityState, Attempt, AttemptClass, Backoff, Effect, NotBefore, Origin, RetryPolicy,
+    most_attempts,
 };
 pub use event::{EventName, EventRecord};
-pub use outcome::{DENIED, Exhausted, Outcome, OutcomeCancel, OutcomeError, Reason};
+pub use outcome::{DENIED, Exhausted, Outcome, OutcomeCancel, OutcomeError, Reason, SPENT};
 pub use run::{
     Budget, CancelRequest, CheckpointRecord, DecisionRecord, DefinitionRef, Inbox, Lineage, RunHead, Scope,
     Status, StepRecord, StepStatus, Waiting, WaitingKind, WaitingOn,

@@ -25,6 +25,9 @@ words! {
 /// The code of a failure that is a person's denial: the run's reason is `denied` (D81).
 pub const DENIED: &str = "approval_denied";
 
+/// The code of a failure that is a limit which ran out, and nothing else.
+pub const SPENT: &str = "budget_exhausted";
+
 /// Which limit ran out (D17).
 ///
 /// `used` and `limit` are written as decimal numbers, exactly.

@@ -219,6 +219,7 @@ pub struct StepRecord {
     pub activation: u64,
     pub node: NodeName,
     pub status: StepStatus,
+    /// Its own, or those of the call of it that took more.
     pub attempts: u32,
     /// A short text of the host's.
     pub result: Option<String>,

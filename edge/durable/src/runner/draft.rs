@@ -103,14 +103,27 @@ impl Draft {
         self.push(Cow::Borrowed(name.as_str()), Bytes::from(data), false);
     }
 
-    pub(crate) fn step_event(&mut self, name: EventName, node: &NodeName, status: Option<&str>) {
+    /// A step begins, or begins again.
+    pub(crate) fn step_started(&mut self, node: &NodeName) {
         let event = StepEvent {
             step: node.as_str(),
             activation: self.head.activation,
             attempt: self.head.attempt,
-            status,
+            status: None,
         };
-        self.engine_event(name, &event);
+        self.engine_event(EventName::StepStarted, &event);
+    }
+
+    /// A step is over.
+    pub(crate) fn step_completed(&mut self, step: StepRecord) {
+        let event = StepEvent {
+            step: step.node.as_str(),
+            activation: step.activation,
+            attempt: step.attempts,
+            status: Some(step.status.as_str()),
+        };
+        self.engine_event(EventName::StepCompleted, &event);
+        self.steps.push(step);
     }
 
     /// The terminal event: the outcome's own bytes (D233).

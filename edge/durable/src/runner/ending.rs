@@ -209,15 +209,14 @@ pub(crate) fn cut_short(
             activation: draft.head.activation,
             node,
             status: StepStatus::Cancelled,
-            attempts: draft.head.attempt,
+            attempts: draft.head.attempt.max(ledger.most_attempts()),
             result: None,
             error: None,
             effects: Vec::new(),
             started_at: entered_at,
             ended_at: now,
         };
-        draft.step_event(EventName::StepCompleted, &step.node, Some(step.status.as_str()));
-        draft.steps.push(step);
+        draft.step_completed(step);
     }
     let reason = if cancel.is_some() {
         Reason::Cancelled

@@ -311,7 +311,7 @@ where
         let entered =
             draft.head.activation != self.head.activation || draft.head.attempt != self.head.attempt;
         if first || entered || self.is_unstarted().await? {
-            draft.step_event(EventName::StepStarted, &cursor, None);
+            draft.step_started(&cursor);
         }
         // Waits were settled or withdrawn against what the inbox said.
         draft.watch_inbox = true;

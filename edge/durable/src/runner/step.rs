@@ -13,7 +13,7 @@ use crate::machine::retry::{self, Next};
 use crate::machine::wait;
 use crate::payload::Payload;
 use crate::record::{
-    Continuation, DENIED, EventName, Exhausted, Outcome, OutcomeError, Reason, RunHead, Status, StepRecord,
+    Continuation, DENIED, Exhausted, Outcome, OutcomeError, Reason, RunHead, SPENT, Status, StepRecord,
     StepStatus, WaitRecord, WaitingKind, WaitingOn,
 };
 use crate::runner::ctx::within_limit;
@@ -43,7 +43,7 @@ where
             activation: self.head.activation,
             node: self.head.cursor.clone()?,
             status,
-            attempts: self.head.attempt,
+            attempts: self.head.attempt.max(self.ledger.most_attempts()),
             result: None,
             error,
             effects: Vec::new(),
@@ -141,8 +141,7 @@ where
             step.result = result;
             draft.head.effects += texts.len() as u64;
             step.effects = texts;
-            draft.step_event(EventName::StepCompleted, &step.node, Some(status.as_str()));
-            draft.steps.push(step);
+            draft.step_completed(step);
         }
 
         match after {
@@ -179,7 +178,7 @@ where
             After::Fail(failure, exhausted) => self.finish_failed(draft, failure, exhausted).await,
             After::Enter(node) => {
                 enter(&mut draft.head, node.clone());
-                draft.step_event(EventName::StepStarted, &node, None);
+                draft.step_started(&node);
                 self.write(draft).await?;
                 self.reenter();
                 Ok(Turn::On)
@@ -275,7 +274,7 @@ where
             let mut draft = self.draft();
             draft.take(self.ledger.take_dirty(), self.ledger.open());
             draft.head.attempt += 1;
-            draft.step_event(EventName::StepStarted, name, None);
+            draft.step_started(name);
             self.write(draft).await?;
             self.reenter();
             return Ok(Turn::On);
@@ -316,11 +315,10 @@ where
         }
         draft.take(self.ledger.take_dirty(), self.ledger.open());
         if let Some(step) = self.step(StepStatus::Exhausted, error) {
-            draft.step_event(EventName::StepCompleted, &step.node, Some(step.status.as_str()));
-            draft.steps.push(step);
+            draft.step_completed(step);
         }
         enter(&mut draft.head, to.clone());
-        draft.step_event(EventName::StepStarted, &to, None);
+        draft.step_started(&to);
         self.write(draft).await?;
         self.reenter();
         Ok(Turn::On)
@@ -411,8 +409,7 @@ where
             StepStatus::Failed
         };
         if let Some(step) = self.step(status, Some(failure.clone())) {
-            draft.step_event(EventName::StepCompleted, &step.node, Some(status.as_str()));
-            draft.steps.push(step);
+            draft.step_completed(step);
         }
         self.finish_failed(draft, failure, exhausted).await
     }
@@ -459,7 +456,7 @@ where
 
 /// The failure of a limit that ran out without another one.
 fn spent(exhausted: &Exhausted) -> Failure {
-    Failure::new(FailureKind::Refused, format!("{exhausted} are used")).code("budget_exhausted")
+    Failure::new(FailureKind::Refused, format!("{exhausted} are used")).code(SPENT)
 }
 
 /// Calls pure code of the host; its panic is a failure of the step (D257).

@@ -107,6 +107,12 @@ async fn a_retry_parks_the_run_and_keeps_its_time_over_restarts() {
         ["1 r/only/1/c", "2 r/only/1/c", "3 r/only/1/c"],
         "one key, attempts numbered through"
     );
+    // Its step took as many, and its event says so.
+    assert_eq!(room.steps(&parked.run).await[0].attempts, 3);
+    let events = room.events(&parked.run).await;
+    let over = events.iter().find(|event| event.name == "run.step.completed");
+    let over: serde_json::Value = serde_json::from_slice(&over.unwrap().data).unwrap();
+    assert_eq!(over["attempt"], 3);
     room.sound(&parked.run).await;
 }
 

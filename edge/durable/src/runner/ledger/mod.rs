@@ -20,7 +20,7 @@ use crate::ids::{ActivityId, Key, NodeName, RunId, WaitId};
 use crate::machine::{activity, wait};
 use crate::record::{
     ActivityRecord, ActivityState, Budget, Effect, Exhausted, RunHead, WaitRecord, WaitStatus, WaitingKind,
-    WaitingOn,
+    WaitingOn, most_attempts,
 };
 use crate::time::Timestamp;
 
@@ -208,6 +208,11 @@ impl Ledger {
             .filter_map(|a| a.attempts.last())
             .map(|attempt| attempt.n)
             .max()
+    }
+
+    /// The most attempts that one call of this activation took; 0 without calls.
+    pub(crate) fn most_attempts(&self) -> u32 {
+        most_attempts(self.inner.lock().activities.values())
     }
 
     /// The journal for another entry into the same activation: everything stored, what is not committed yet still marked so.
