@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{self, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
-use iop_durable::failure::FailureKind;
+use iop_durable::failure::{Failure, FailureKind};
 use iop_durable::ids::RunId;
-use iop_durable::record::{Outcome as RunOutcome, Status};
+use iop_durable::record::{Outcome as RunOutcome, OutcomeError, SPENT, Status};
 use iop_shared::execution::Outcome;
 use iop_shared::openai::errors::ErrorObject;
 
@@ -86,9 +86,13 @@ impl Fault {
                 )
             }
             Status::Exhausted => {
-                let why = match &outcome.exhausted {
+                let over = match &outcome.exhausted {
                     Some(over) => format!("The run {run} used up a budget: {over} are used."),
                     None => format!("The run {run} used up a budget."),
+                };
+                let why = match outcome.error.as_ref().and_then(cause) {
+                    Some(cause) => format!("{over} {cause}"),
+                    None => over,
                 };
                 (StatusCode::TOO_MANY_REQUESTS, "run_exhausted".to_owned(), why)
             }
@@ -173,6 +177,15 @@ impl Fault {
     }
 }
 
+/// What the last of the attempts that ran out failed with; `None` when nothing failed and the limit itself is why.
+fn cause(error: &OutcomeError) -> Option<String> {
+    let Failure {
+        kind, code, message, ..
+    } = &error.failure;
+    let kind = kind.as_str();
+    (code != SPENT).then(|| format!("The last error was {code} ({kind}): {message}"))
+}
+
 /// The status that stands for why a run failed.
 const fn status_of(kind: FailureKind) -> StatusCode {
     match kind {
@@ -252,8 +265,7 @@ impl From<Problem> for Fault {
 
 #[cfg(test)]
 mod tests {
-    use iop_durable::failure::Failure;
-    use iop_durable::record::{Exhausted, OutcomeError, Reason};
+    use iop_durable::record::{Exhausted, Reason};
 
     use super::*;
 
@@ -289,10 +301,43 @@ mod tests {
             (429, "run_exhausted")
         );
         assert!(fault.message.contains("3 of 3 turns"));
+        outcome.error = Some(OutcomeError {
+            failure: Failure::new(FailureKind::Refused, "3 of 3 turns are used").code(SPENT),
+            step: None,
+            attempt: 1,
+        });
+        assert_eq!(Fault::of_outcome(&run(), &outcome).unwrap(), fault);
         let cancelled = RunOutcome::new(Status::Cancelled, Reason::Cancelled);
         assert_eq!(
             Fault::of_outcome(&run(), &cancelled).unwrap().code,
             "run_cancelled"
+        );
+    }
+
+    #[test]
+    fn a_run_whose_attempts_ran_out_says_which_and_why_the_last_one_failed() {
+        let mut outcome = RunOutcome::new(Status::Exhausted, Reason::Budget);
+        outcome.exhausted = Some(Exhausted {
+            budget: "retry:turn-2".to_owned(),
+            used: 3,
+            limit: 3,
+            decimals: 0,
+        });
+        let why = "No provider could be reached.";
+        outcome.error = Some(OutcomeError {
+            failure: Failure::new(FailureKind::Unavailable, why).code("provider_unreachable"),
+            step: Some("turn-2".to_owned()),
+            attempt: 3,
+        });
+        let fault = Fault::of_outcome(&run(), &outcome).unwrap();
+        assert_eq!(
+            (fault.status.as_u16(), fault.code.as_ref()),
+            (429, "run_exhausted")
+        );
+        assert_eq!(
+            fault.message,
+            "The run run_1 used up a budget: 3 of 3 retry:turn-2 are used. \
+             The last error was provider_unreachable (unavailable): No provider could be reached."
         );
     }
 
