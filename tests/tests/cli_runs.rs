@@ -4,13 +4,15 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use iop_tests::client::Client;
 use iop_tests::llm::{Say, told};
 use iop_tests::process::{Finished, finish};
 use iop_tests::provider::{Exchange, Stub};
-use iop_tests::run;
-use iop_tests::runs::agents::{FRAGILE, GUARDED, all};
-use iop_tests::runs::{Db, OWNER, ROOT, World};
+use iop_tests::runs::agents::{FRAGILE, GUARDED, WORKER, all};
+use iop_tests::runs::{BOSS, Db, OWNER, ROOT, World};
+use iop_tests::{eventually, run, tool_stub};
 use serde_json::{Value, json};
 
 /// Runs a command against an edge.
@@ -297,6 +299,66 @@ fn a_lost_answer_is_asked_for_once_more_with_the_same_id() {
     });
 }
 
+/// What was said of an earlier attempt is said of it again, word for word.
+#[test]
+fn a_resolution_and_an_answer_whose_answers_are_lost_can_be_said_again() {
+    run(60, async {
+        let edge = Stub::start(|mut exchange| async move {
+            let activity = json!({"id": "act_1", "run_id": "run_1", "tool": "deploy", "state": "unknown", "attempt": 3,
+                "input": {}, "input_digest": "sha256:1",
+                "decisions": [{"decision_id": "r1", "action": "retry", "attempt": 2, "reason": "r", "evidence": "e"}]});
+            let asked = json!({"id": "run_1", "status": "waiting", "waiting_on": [{"kind": "input", "id": "wait_1", "prompt": "?"}]});
+            match (&*exchange.method, &*exchange.path) {
+                ("GET", "/api/v1/runs/run_1") => exchange.json_reply(200, &asked).await,
+                ("GET", _) => exchange.json_reply(200, &list(&[activity])).await,
+                _ => {
+                    exchange.cut(true);
+                    Ok(())
+                }
+            }
+        })
+        .await;
+        let posted = || -> Vec<Value> {
+            let all = edge.received();
+            all.iter()
+                .filter(|r| r.method == "POST")
+                .map(|r| r.json())
+                .collect()
+        };
+        let retry = [
+            "resolve",
+            "run_1",
+            "--action",
+            "retry",
+            "--reason",
+            "r",
+            "--evidence",
+            "e",
+        ];
+        let finished = cli(&edge.addr, &retry).await;
+        let sent = posted();
+        assert!(
+            sent.len() == 2 && sent[0] == sent[1] && sent[0]["attempt"] == 3,
+            "{sent:?}"
+        );
+        let id = sent[0]["decision_id"].as_str().unwrap();
+        refused(&finished, &["not known", &format!("--decision-id {id}")]);
+        let again = [&retry[..], &["--decision-id", "r1"]].concat();
+        refused(&cli(&edge.addr, &again).await, &["--decision-id r1"]);
+        assert_eq!(
+            posted()[2],
+            json!({"action": "retry", "decision_id": "r1", "input_digest": "sha256:1", "attempt": 2, "reason": "r",
+                   "evidence": "e", "resume": false})
+        );
+
+        let finished = cli(&edge.addr, &["answer", "run_1", "--text", "a"]).await;
+        let sent = posted();
+        assert!(sent.len() == 6 && sent[4] == sent[5], "{sent:?}");
+        let id = sent[4]["decision_id"].as_str().unwrap();
+        refused(&finished, &["not known", &format!("wait_1 --decision-id {id}")]);
+    });
+}
+
 #[test]
 fn a_resume_takes_the_token_of_the_run_and_is_sent_once() {
     run(60, async {
@@ -438,11 +500,15 @@ fn json_is_what_the_edge_answered() {
         // Neither a number nor an order of members is made over.
         const RUN: &str = r#"{"z":1,"id":"run_1","status":"waiting","waiting_on":[{"kind":"approval","arguments":{"b":1.00,"a":12345678901234567890.5}}]}"#;
         const TURN: &str = r#"{"n":1,"usage":null,"a":0}"#;
+        const CALL: &str = r#"{"id":"act_1","z":2.0,"attempt":1}"#;
         let edge = Stub::start(|mut exchange| async move {
             let body = match &*exchange.path {
                 "/api/v1/runs/run_1" => RUN.to_owned(),
                 path if path.contains("/turns?") => {
                     format!(r#"{{"object":"list","data":[{TURN}],"has_more":false}}"#)
+                }
+                path if path.contains("/activities?") => {
+                    format!(r#"{{"object":"list","data":[{CALL}],"has_more":false}}"#)
                 }
                 path if path.contains("/approvals?") => {
                     list(&[approval("apr_1", "pending", None)]).to_string()
@@ -458,9 +524,12 @@ fn json_is_what_the_edge_answered() {
         })
         .await;
         let finished = cli(&edge.addr, &["show", "run_1", "--json"]).await;
+        let pending = approval("apr_1", "pending", None);
         assert_eq!(
             done(&finished),
-            format!("{{\"run\":{RUN},\"turns\":[{TURN}],\"steps\":[]}}\n")
+            format!(
+                "{{\"run\":{RUN},\"turns\":[{TURN}],\"steps\":[],\"activities\":[{CALL}],\"approvals\":[{pending}]}}\n"
+            )
         );
         let finished = cli(&edge.addr, &["approve", "run_1", "--json"]).await;
         assert_eq!(
@@ -627,13 +696,307 @@ fn runs_are_resumed_and_cancelled_from_the_shell() {
         refused(&busy, &["iop-edge: run_waiting: "]);
         let args = ["cancel", &run, "--reason", "enough", "--cancel-id", "c"];
         for _ in 0..2 {
-            done(&cli_as(ROOT, edge, &args).await);
+            let cancelled = cli_as(ROOT, edge, &args).await;
+            assert!(
+                done(&cancelled).contains("\noutcome\n  cancelled, cancelled\n"),
+                "{}",
+                cancelled.stdout
+            );
             let ended = world.api().until(&run, &["cancelled"]).await;
             assert_eq!(ended["outcome"]["reason"], "cancelled", "{ended}");
         }
         refused(
             &cli_as(ROOT, edge, &["approve", &run]).await,
             &["run_not_waiting"],
+        );
+        // One that is over has its end already.
+        let late = cli_as(ROOT, edge, &["cancel", &failed]).await;
+        assert!(
+            done(&late)
+                .contains("not cancelled, it was over before\n  succeeded, completed\n  \"at last\"\n"),
+            "{}",
+            late.stdout
+        );
+        world.holds().await;
+    });
+}
+
+#[test]
+fn a_shown_run_says_who_decided_what_and_what_became_of_its_calls() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let edge = &world.edges[0].http;
+        let refusal = tool_stub::Answer::status(422);
+        world.stubs.tools.script("/confirm", vec![refusal]);
+        let calls = Say::calls(&[
+            ("c1", "deploy", r#"{"region":"eu"}"#),
+            ("c2", "charge", r#"{"amount":500}"#),
+            ("c3", "deploy", r#"{"region":"us"}"#),
+            ("c4", "confirm", "{}"),
+        ]);
+        world.stubs.llm.plays("much", vec![calls, Say::text("done")]);
+        let run = world.api().run(GUARDED, "much").await;
+        let on = world.api().waits_on(&run, "approval", 3).await;
+        let of = |call: &str| {
+            let found = on.iter().find(|on| on["call_id"] == call).unwrap();
+            found["id"].as_str().unwrap().to_owned()
+        };
+        let (eu, charge, us) = (of("c1"), of("c2"), of("c3"));
+        for args in [
+            &["approve", &run, &eu, "--reason", "go ahead"][..],
+            &["approve", &run, &charge, "--edit", r#"{"amount": 5.0}"#],
+            &["deny", &run, &us, "--reason", "not on a Friday"],
+        ] {
+            done(&cli_as(BOSS, edge, args).await);
+        }
+        world.api().succeeded(&run).await;
+        let finished = cli_as(BOSS, edge, &["show", &run]).await;
+        let said = done(&finished);
+        let (_, said) = said.split_once("\ndecisions\n").unwrap();
+        for part in [
+            format!("{eu} deploy approved by boss, "),
+            String::from("reason   go ahead"),
+            format!("{charge} charge edited by boss, "),
+            String::from(r#"instead  {"amount": 5.0}"#),
+            format!("{us} deploy denied by boss, "),
+            String::from("reason   not on a Friday"),
+        ] {
+            assert!(said.contains(&part), "{part}: {said}");
+        }
+        let (_, calls) = said.split_once("\ncalls\n").unwrap();
+        let (calls, _) = calls.split_once("\n\n").unwrap();
+        let words: Vec<Vec<&str>> = calls
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(
+            words[0],
+            ["ACTIVITY", "STEP", "TOOL", "STATE", "ATTEMPTS", "ERROR"]
+        );
+        let of = |tool: &str| {
+            let found: Vec<&Vec<&str>> = words.iter().filter(|row| row[2] == tool).collect();
+            assert_eq!(found.len(), 1, "{tool}: {calls}");
+            found[0][3..].to_vec()
+        };
+        assert_eq!(of("deploy"), ["completed", "1"]);
+        assert_eq!(of("charge"), ["completed", "1"]);
+        assert_eq!(of("confirm")[..2], ["failed", "1"], "{calls}");
+        assert!(of("confirm").contains(&"http_422:"), "{calls}");
+        world.holds().await;
+    });
+}
+
+#[test]
+fn an_unknown_effect_is_settled_from_the_shell() {
+    run(120, async {
+        let mut world = World::start(Db::Sqlite, all).await;
+        let received = world.stubs.tools.received("/transfer");
+        received.close();
+        let say = vec![Say::call("c1", "transfer", "{}"), Say::text("moved")];
+        world.stubs.llm.plays("move", say);
+        let moved = world.api().run(WORKER, "move").await;
+        received.reached(1).await;
+        world.kill_and_restart(0).await;
+        received.open();
+        let say = vec![Say::call("c1", "deploy", r#"{"region":"eu"}"#), Say::text("done")];
+        world.stubs.llm.plays("ship", say);
+        world
+            .stubs
+            .tools
+            .script("/deploy", vec![tool_stub::Answer::cut()]);
+        let shipped = world.api().run(WORKER, "ship").await;
+        world.api().until(&moved, &["ambiguous"]).await;
+        world.api().until(&shipped, &["ambiguous"]).await;
+        let edge = world.edges[0].http.clone();
+
+        // What the run shows is what is typed.
+        let finished = cli_as(BOSS, &edge, &["show", &shipped]).await;
+        let said = done(&finished);
+        let on = world.api().waits_on(&shipped, "reconciliation", 1).await;
+        let activity = on[0]["activity_id"].as_str().unwrap();
+        for verb in ["reconcile", "resolve"] {
+            let command = format!("iop-edge runs {verb} {shipped} {activity}");
+            assert!(said.contains(&command), "{command}: {said}");
+        }
+
+        let found = cli_as(BOSS, &edge, &["reconcile", &moved]).await;
+        let said = done(&found);
+        assert!(
+            said.contains("nothing was found") && said.contains("ambiguous"),
+            "{said}"
+        );
+        let key = world.api().activities(&moved).await[0]["idempotency_key"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let late = Client::new(world.stubs.tools.url("").strip_prefix("http://").unwrap());
+        let headers = [("idempotency-key", key.as_str())];
+        let arrived = late.request("POST", "/transfer", &headers, b"{}").await;
+        assert_eq!(arrived.status(), 200);
+        let found = cli_as(BOSS, &edge, &["reconcile", &moved]).await;
+        let said = done(&found);
+        assert!(
+            said.contains(&format!("key       {key}")) && said.contains("reconciled: completed (reconciled)"),
+            "{said}"
+        );
+        world.api().succeeded(&moved).await;
+        let cannot = cli_as(BOSS, &edge, &["reconcile", &shipped]).await;
+        refused(&cannot, &["iop-edge: activity_conflict: ", "resolve"]);
+
+        let why = [
+            "--reason",
+            "it is there",
+            "--evidence",
+            "ticket 7",
+            "--decision-id",
+            "r1",
+        ];
+        let complete = [
+            "resolve",
+            &*shipped,
+            "--action",
+            "complete",
+            "--output",
+            r#"{"id": 1.0}"#,
+        ];
+        let args = [&complete[..], &why].concat();
+        refused(&cli_as(OWNER, &edge, &args).await, &["iop-edge: run_not_found: "]);
+        let resolved = cli_as(BOSS, &edge, &args).await;
+        let said = done(&resolved);
+        for part in [
+            r#"arguments {"region":"eu"}"#,
+            "resolved: complete (decision r1)",
+            "resume",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        let again = cli_as(BOSS, &edge, &args).await;
+        assert!(
+            done(&again).contains("resolved: complete, as before (decision r1)"),
+            "{}",
+            again.stdout
+        );
+        let other = [&["resolve", &*shipped, "--action", "fail"][..], &why].concat();
+        refused(
+            &cli_as(BOSS, &edge, &other).await,
+            &["iop-edge: activity_conflict: "],
+        );
+        let nothing = [&["resolve", &*shipped, "--action", "fail"][..], &why[..4]].concat();
+        refused(&cli_as(BOSS, &edge, &nothing).await, &["run_not_waiting: "]);
+        done(&cli_as(BOSS, &edge, &["resume", &shipped]).await);
+        world.api().succeeded(&shipped).await;
+        let told = told(world.stubs.llm.requests_of("ship").last().unwrap());
+        assert_eq!(told["c1"], r#"{"id": 1.0}"#);
+        assert_eq!(world.stubs.tools.calls("/deploy").len(), 1);
+        let finished = cli_as(BOSS, &edge, &["show", &shipped]).await;
+        for part in [
+            "deploy resolved, complete by boss, ",
+            "evidence \"ticket 7\"",
+            "completed (manual)",
+        ] {
+            assert!(done(&finished).contains(part), "{part}: {}", finished.stdout);
+        }
+        world.holds().await;
+    });
+}
+
+#[test]
+fn a_resolution_may_let_its_run_go_on_at_once() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let edge = &world.edges[0].http;
+        let say = vec![Say::call("c1", "deploy", "{}"), Say::text("done")];
+        world.stubs.llm.plays("ship", say);
+        world
+            .stubs
+            .tools
+            .script("/deploy", vec![tool_stub::Answer::cut()]);
+        let run = world.api().run(WORKER, "ship").await;
+        world.api().until(&run, &["ambiguous"]).await;
+        let fail = [
+            "resolve",
+            &*run,
+            "--action",
+            "fail",
+            "--reason",
+            "it is not there",
+            "--evidence",
+            "its log",
+            "--resume",
+        ];
+        let resolved = cli_as(BOSS, edge, &fail).await;
+        assert!(
+            done(&resolved).contains("resolved: fail (decision "),
+            "{}",
+            resolved.stdout
+        );
+        world.api().succeeded(&run).await;
+        let told = told(world.stubs.llm.requests_of("ship").last().unwrap());
+        assert!(told["c1"].contains("it is not there"), "{told:?}");
+        world.holds().await;
+    });
+}
+
+#[test]
+fn a_question_is_answered_from_the_shell() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let edge = &world.edges[0].http;
+        let asks = |id: &str, arguments: &str| Say::call(id, "request_input", arguments);
+        let sized = r#"{"prompt": "How many?", "schema": {"type": "object", "required": ["n"]}}"#;
+        let say = vec![
+            asks("c1", r#"{"prompt": "Which one?"}"#),
+            asks("c2", sized),
+            Say::text("done"),
+        ];
+        world.stubs.llm.plays("ask", say);
+        let run = world.api().run(WORKER, "ask").await;
+        let on = world.api().waits_on(&run, "input", 1).await;
+        let first = on[0]["id"].as_str().unwrap();
+        let args = [
+            "answer",
+            &*run,
+            first,
+            "--text",
+            "the \"blue\" one",
+            "--decision-id",
+            "d1",
+        ];
+        let answered = cli_as(BOSS, edge, &args).await;
+        let said = done(&answered);
+        assert!(
+            said.contains("prompt    Which one?") && said.ends_with("answered (decision d1)\n"),
+            "{said}"
+        );
+        let api = world.api();
+        eventually("the second question", Duration::from_secs(20), || async {
+            let on = api.waits_on(&run, "input", 1).await;
+            if on[0]["id"] == *first {
+                Err(format!("{on:?}"))
+            } else {
+                Ok(())
+            }
+        })
+        .await;
+        let again = cli_as(BOSS, edge, &args).await;
+        assert_eq!(done(&again), "answered, as before (decision d1)\n");
+
+        let shown = cli_as(BOSS, edge, &["show", &run]).await;
+        let command = format!("iop-edge runs answer {run} wait_");
+        assert!(done(&shown).contains(&command), "{}", shown.stdout);
+        let wrong = cli_as(BOSS, edge, &["answer", &run, "--text", "three"]).await;
+        refused(&wrong, &["iop-edge: schema_violation: "]);
+        let answered = cli_as(BOSS, edge, &["answer", &run, "--value", r#"{"n": 3.0}"#]).await;
+        assert!(done(&answered).contains(r#"schema    {"#), "{}", answered.stdout);
+        world.api().succeeded(&run).await;
+        let told = told(world.stubs.llm.requests_of("ask").last().unwrap());
+        assert_eq!(
+            (&*told["c1"], &*told["c2"]),
+            ("the \"blue\" one", r#"{"n": 3.0}"#)
+        );
+        refused(
+            &cli_as(BOSS, edge, &["answer", &run, "--text", "late"]).await,
+            &["run_not_waiting: ", "asks nothing"],
         );
         world.holds().await;
     });

@@ -3,15 +3,17 @@
 //! What a model or a client wrote is shown as it is, but for characters that a terminal would act on or hide: those stand as
 //! JSON escapes, so that nobody approves something else than what is there (D73).
 
+mod journal;
+mod text;
+
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 
-use super::wire::{Approval, Budget, Outcome, Run, RunError, Step, Time, Turn, WaitingOn};
-
-/// Longest text of a model or a prompt in an overview.
-const EXCERPT: usize = 200;
+use self::text::{age, distance, excerpt, indented, line, or_dash, table, until};
+pub(super) use self::text::{json, plain};
+use super::wire::{Activity, Approval, Budget, Outcome, Run, RunError, Step, Time, Turn, WaitingOn};
 
 /// Runs, one per line.
 pub(super) fn runs(runs: &[Run], now: Timestamp) -> String {
@@ -39,10 +41,7 @@ pub(super) fn approvals(approvals: &[Approval], now: Timestamp) -> String {
                 .expires_at
                 .map_or_else(|| String::from("never"), |at| until(at.0, now)),
             plain(&approval.tool),
-            approval
-                .arguments
-                .as_deref()
-                .map_or_else(|| String::from("-"), json),
+            arguments(approval.arguments.as_deref()),
         ]
     });
     table(
@@ -58,18 +57,90 @@ pub(super) fn call(approval: &Approval) -> String {
     line(&mut text, "approval", &plain(&approval.id));
     line(&mut text, "agent", &or_dash(approval.agent.as_deref()));
     line(&mut text, "tool", &plain(&approval.tool));
-    let arguments = approval.arguments.as_deref();
-    line(
-        &mut text,
-        "arguments",
-        &arguments.map_or_else(|| String::from("-"), json),
-    );
+    line(&mut text, "arguments", &arguments(approval.arguments.as_deref()));
     line(&mut text, "digest", &plain(&approval.arguments_digest));
     text
 }
 
+/// A question that somebody answers, whole.
+pub(super) fn question(run: &Run, asked: &WaitingOn, now: Timestamp) -> String {
+    let mut text = String::new();
+    line(&mut text, "run", &plain(&run.id));
+    line(&mut text, "input", &or_dash(asked.id.as_deref()));
+    line(&mut text, "agent", &or_dash(run.agent.as_deref()));
+    line(&mut text, "prompt", &or_dash(asked.prompt.as_deref()));
+    if let Some(schema) = &asked.schema {
+        line(&mut text, "schema", &json(schema));
+    }
+    if let Some(Time(at)) = asked.deadline {
+        line(&mut text, "deadline", &format!("{at} ({})", distance(at, now)));
+    }
+    text
+}
+
+/// A call of which somebody says what it did, whole.
+pub(super) fn effect(activity: &Activity) -> String {
+    let mut text = String::new();
+    line(&mut text, "run", &plain(&activity.run_id));
+    line(&mut text, "activity", &plain(&activity.id));
+    line(&mut text, "tool", &or_dash(activity.tool.as_deref()));
+    line(&mut text, "arguments", &arguments(activity.input.as_deref()));
+    line(&mut text, "digest", &plain(&activity.input_digest));
+    line(&mut text, "key", &plain(&activity.idempotency_key));
+    line(&mut text, "state", &state(activity));
+    for attempt in &activity.attempts {
+        let time = |at: Option<Time>| at.map_or_else(|| String::from("-"), |at| at.0.to_string());
+        let span = format!("{} to {}", time(attempt.started_at), time(attempt.ended_at));
+        line(
+            &mut text,
+            "attempt",
+            &format!("{}, {span}, {}", attempt.n, plain(&attempt.class)),
+        );
+    }
+    text
+}
+
+/// What is known of a call, and from whom when its own answer does not say it.
+pub(super) fn state(activity: &Activity) -> String {
+    let state = plain(&activity.state);
+    match activity.origin.as_deref() {
+        Some(origin @ ("manual" | "reconciled")) => format!("{state} ({origin})"),
+        Some(_) | None => state,
+    }
+}
+
+/// How a run ended, under a heading.
+pub(super) fn end(heading: &str, run: &Run) -> String {
+    let mut text = String::new();
+    if let Some(ended) = &run.outcome {
+        let _ = writeln!(text, "\n{heading}");
+        outcome(&mut text, ended);
+    }
+    text
+}
+
+/// Arguments as they were written.
+pub(super) fn arguments(arguments: Option<&RawValue>) -> String {
+    arguments.map_or_else(|| String::from("-"), json)
+}
+
+/// What a run did, as far as it is stored.
+#[derive(Default)]
+pub(super) struct Did {
+    pub(super) turns: Vec<Turn>,
+    pub(super) steps: Vec<Step>,
+    pub(super) activities: Vec<Activity>,
+    pub(super) approvals: Vec<Approval>,
+}
+
 /// One run: where it stands, what it waits for, what it did.
-pub(super) fn run(run: &Run, steps: &[Step], turns: &[Turn], now: Timestamp) -> String {
+pub(super) fn run(run: &Run, did: &Did, now: Timestamp) -> String {
+    let Did {
+        turns,
+        steps,
+        activities,
+        approvals,
+    } = did;
     let mut text = String::new();
     line(&mut text, "run", &plain(&run.id));
     if let Some(parent) = &run.parent_run_id {
@@ -109,16 +180,15 @@ pub(super) fn run(run: &Run, steps: &[Step], turns: &[Turn], now: Timestamp) -> 
             waiting_on(&mut text, run, on, now);
         }
     }
-    if let Some(ended) = &run.outcome {
-        text.push_str("\noutcome\n");
-        outcome(&mut text, ended);
-    }
+    text.push_str(&end("outcome", run));
+    journal::decisions(&mut text, approvals, activities, now);
     if !turns.is_empty() {
         text.push_str("\nturns\n");
         for turn in turns {
             self::turn(&mut text, turn);
         }
     }
+    journal::calls(&mut text, activities);
     if !steps.is_empty() {
         text.push_str("\nsteps\n");
         let rows = steps.iter().map(|step| {
@@ -203,23 +273,32 @@ fn waiting_on(text: &mut String, run: &Run, on: &WaitingOn, now: Timestamp) {
     if let Some(prompt) = &on.prompt {
         indented(text, &format!("  {}", plain(prompt)));
     }
+    if let Some(schema) = &on.schema {
+        indented(text, &format!("  schema {}", json(schema)));
+    }
     if let Some(arguments) = &on.arguments {
         indented(text, &format!("  {}", json(arguments)));
     }
     if let Some(digest) = &on.arguments_digest {
         indented(text, &format!("  {}", plain(digest)));
     }
-    match (&*on.kind, &on.id) {
-        ("approval", Some(id)) => indented(
-            text,
-            &format!("  iop-edge runs approve {} {}", plain(&run.id), plain(id)),
-        ),
-        ("resume", _) => indented(text, &format!("  iop-edge runs resume {}", plain(&run.id))),
-        _ => {
-            if let Some(url) = &on.url {
-                indented(text, &format!("  POST {}", plain(url)));
-            }
-        }
+    for command in commands(run, on) {
+        indented(text, &format!("  {command}"));
+    }
+}
+
+/// What somebody types who has an answer.
+fn commands(run: &Run, on: &WaitingOn) -> Vec<String> {
+    let verb = |verb: &str, id: &str| format!("iop-edge runs {verb} {} {}", plain(&run.id), plain(id));
+    match (&*on.kind, &on.id, &on.activity_id) {
+        ("approval", Some(id), _) => vec![verb("approve", id), verb("deny", id)],
+        ("input", Some(id), _) => vec![format!("{} --text …", verb("answer", id))],
+        ("reconciliation", _, Some(id)) => vec![
+            verb("reconcile", id),
+            format!("{} --action complete|fail|retry …", verb("resolve", id)),
+        ],
+        ("resume", _, _) => vec![format!("iop-edge runs resume {}", plain(&run.id))],
+        _ => on.url.iter().map(|url| format!("POST {}", plain(url))).collect(),
     }
 }
 
@@ -293,131 +372,6 @@ fn budget(name: &str, budget: &Budget) -> String {
         number(&budget.used),
         number(&budget.limit)
     )
-}
-
-/// Text that a terminal shows and does not act on: control characters, those that turn or join the writing, and those that
-/// have no width stand as JSON escapes.
-pub(super) fn plain(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if is_hidden(c) {
-            let mut units = [0; 2];
-            for unit in c.encode_utf16(&mut units) {
-                let _ = write!(shown, "\\u{unit:04x}");
-            }
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
-}
-
-/// JSON as it was sent, on one line.
-pub(super) fn json(raw: &RawValue) -> String {
-    let (mut quoted, mut escaped) = (false, false);
-    let one_line: String = raw
-        .get()
-        .chars()
-        .map(|c| {
-            if escaped {
-                escaped = false;
-            } else if quoted && c == '\\' {
-                escaped = true;
-            } else if c == '"' {
-                quoted = !quoted;
-            }
-            // Between values only white space is a control character.
-            if !quoted && c.is_control() { ' ' } else { c }
-        })
-        .collect();
-    plain(&one_line)
-}
-
-fn is_hidden(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180f}'
-            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
-            | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
-}
-
-/// The beginning of a long text.
-fn excerpt(text: &str) -> String {
-    match text.char_indices().nth(EXCERPT) {
-        None => plain(text),
-        Some((end, _)) => format!("{} …", plain(&text[..end])),
-    }
-}
-
-fn or_dash(text: Option<&str>) -> String {
-    text.map_or_else(|| String::from("-"), plain)
-}
-
-fn line(text: &mut String, name: &str, value: &str) {
-    let _ = writeln!(text, "{name:<10}{value}");
-}
-
-fn indented(text: &mut String, value: &str) {
-    let _ = writeln!(text, "  {value}");
-}
-
-fn age(since: Option<Time>, now: Timestamp) -> String {
-    since.map_or_else(|| String::from("-"), |since| span(seconds(since.0, now)))
-}
-
-fn until(at: Timestamp, now: Timestamp) -> String {
-    match seconds(now, at) {
-        0 => String::from("over"),
-        left => span(left),
-    }
-}
-
-/// `in 3h` or `3h ago`.
-fn distance(at: Timestamp, now: Timestamp) -> String {
-    if at > now {
-        format!("in {}", span(seconds(now, at)))
-    } else {
-        format!("{} ago", span(seconds(at, now)))
-    }
-}
-
-/// Whole seconds between two times; none when the first is later, as with two clocks that differ.
-fn seconds(from: Timestamp, to: Timestamp) -> u64 {
-    u64::try_from(to.as_second().saturating_sub(from.as_second())).unwrap_or(0)
-}
-
-/// One unit: seconds, minutes, hours up to two days, then days.
-fn span(seconds: u64) -> String {
-    match seconds {
-        0..=59 => format!("{seconds}s"),
-        60..=3_599 => format!("{}m", seconds / 60),
-        3_600..=172_799 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
-/// Columns under their headings; without rows only the headings.
-fn table(heads: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let heads = heads.iter().map(|head| (*head).to_owned()).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(heads).chain(rows).collect();
-    let columns = rows.first().map_or(0, Vec::len);
-    let widths: Vec<usize> = (0..columns)
-        .map(|n| {
-            let cells = rows.iter().filter_map(|row| row.get(n));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        })
-        .collect();
-    let mut text = String::new();
-    for row in &rows {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell:<width$}"));
-        let whole = cells.collect::<Vec<_>>().join("  ");
-        text.push_str(whole.trim_end());
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -60,6 +60,8 @@ pub(super) struct WaitingOn {
     pub(super) arguments_digest: Option<String>,
     pub(super) expires_at: Option<Time>,
     pub(super) prompt: Option<String>,
+    /// Of the answer.
+    pub(super) schema: Option<Box<RawValue>>,
     pub(super) url: Option<String>,
     pub(super) activity_id: Option<String>,
     pub(super) child_run_id: Option<String>,
@@ -119,7 +121,12 @@ pub(super) struct Approval {
     pub(super) arguments_digest: String,
     pub(super) status: String,
     pub(super) decision_id: Option<String>,
+    /// The name of the key that decided.
+    pub(super) decided_by: Option<String>,
+    pub(super) reason: Option<String>,
+    pub(super) edited_arguments: Option<Box<RawValue>>,
     pub(super) created_at: Option<Time>,
+    pub(super) decided_at: Option<Time>,
     pub(super) expires_at: Option<Time>,
 }
 
@@ -127,6 +134,69 @@ impl Approval {
     pub(super) fn is_pending(&self) -> bool {
         self.status == "pending"
     }
+}
+
+/// An activity object: a call to the world outside.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Activity {
+    pub(super) id: String,
+    pub(super) run_id: String,
+    pub(super) step: Option<String>,
+    pub(super) tool: Option<String>,
+    pub(super) state: String,
+    pub(super) origin: Option<String>,
+    /// The number of the last one.
+    pub(super) attempt: u64,
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) idempotency_key: String,
+    pub(super) input: Option<Box<RawValue>>,
+    pub(super) input_digest: String,
+    pub(super) error: Option<RunError>,
+    /// What operators said of it.
+    pub(super) decisions: Vec<Resolved>,
+}
+
+impl Activity {
+    pub(super) fn is_unknown(&self) -> bool {
+        self.state == "unknown"
+    }
+
+    /// The decision with this id.
+    pub(super) fn decision(&self, id: Option<&str>) -> Option<&Resolved> {
+        self.decisions
+            .iter()
+            .find(|decision| id == Some(&decision.decision_id))
+    }
+
+    /// The attempt that a decision is about: its own when it was made before, else the last.
+    pub(super) fn attempt_of(&self, decision_id: Option<&str>) -> u64 {
+        let made = self.decision(decision_id).and_then(|decision| decision.attempt);
+        made.unwrap_or(self.attempt)
+    }
+}
+
+/// One dispatch of a call.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Attempt {
+    pub(super) n: u64,
+    pub(super) started_at: Option<Time>,
+    pub(super) ended_at: Option<Time>,
+    pub(super) class: String,
+}
+
+/// An operator's decision about a call of unknown effect.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Resolved {
+    pub(super) decision_id: String,
+    pub(super) created_at: Option<Time>,
+    pub(super) action: String,
+    pub(super) attempt: Option<u64>,
+    pub(super) by: Option<String>,
+    pub(super) reason: Option<String>,
+    pub(super) evidence: Option<Box<RawValue>>,
 }
 
 /// A step object.
