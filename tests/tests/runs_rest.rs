@@ -546,6 +546,22 @@ fn agents_are_declared_in_versions_and_withdrawn() {
                 let param = refused.json()["error"]["param"].as_str().unwrap().to_owned();
                 assert!(param.starts_with(field), "{param} {field}");
             }
+            // What may come later is no error, but it is said.
+            assert_eq!(body["warnings"], json!([]), "{body}");
+            let hopes = json!({
+                "model": "absent-model", "approvals": { "deciders": ["stranger"] },
+                "tools": [{ "name": "ask", "agent": { "name": "nobody" } }],
+            });
+            let hopeful = put(&api, "hopeful", &hopes).await;
+            assert_eq!(hopeful.status(), 201, "{}", hopeful.text());
+            let warnings = hopeful.json()["warnings"].clone();
+            let said = ["model", "tools[0].agent.name", "approvals.deciders"];
+            for (i, field) in said.iter().enumerate() {
+                assert!(warnings[i].as_str().unwrap().starts_with(field), "{warnings}");
+            }
+            assert_eq!(warnings.as_array().unwrap().len(), said.len(), "{warnings}");
+            assert_eq!(delete(&api, "hopeful").await.status(), 204);
+
             let syntax = api
                 .client
                 .request("PUT", "/api/v1/agents/broken", &[], b"{")

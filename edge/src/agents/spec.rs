@@ -2,6 +2,7 @@
 
 pub mod check;
 mod json;
+pub(crate) mod notes;
 mod retry;
 
 use std::collections::BTreeMap;

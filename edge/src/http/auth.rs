@@ -71,6 +71,12 @@ impl Keys {
         self.by_digest.is_empty()
     }
 
+    /// Whether there is a key of this name, with this role.
+    pub(crate) fn may(&self, name: &str, role: Role) -> bool {
+        let key = self.by_name.get(name);
+        key.is_some_and(|key| key.settings.roles.contains(role))
+    }
+
     /// Whose limits work has that this key began and that goes on without a request. Work that was begun without a key, or
     /// goes on where there are none: every model, no limit, normal priority.
     ///

@@ -11,9 +11,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::callers::{Admin, Overseer};
-use super::extract::{Declared, Hosted, Search, Url};
+use super::extract::{Declared, Edge, Hosted, Search, Url};
 use super::list::{List, Page, no_cursor};
 use crate::agents::spec::AgentSpec;
+use crate::agents::spec::notes::{Around, notes};
+use crate::app::App;
+use crate::config::StoreUrl;
+use crate::http::auth::Role;
+use crate::runs::Runs;
 use crate::runs::catalog::Version;
 use crate::runs::problem::Problem;
 use crate::runs::view::time;
@@ -53,6 +58,27 @@ impl AgentObject {
     }
 }
 
+/// What was declared.
+#[derive(Serialize, ToSchema)]
+struct Accepted {
+    #[serde(flatten)]
+    agent: AgentObject,
+    /// What does not work on this edge as things are, each for people and with its field first: a model that nothing serves, a tool's
+    /// agent that is not there, deciders without a key.
+    warnings: Vec<String>,
+}
+
+/// What does not work as things are: what the configuration's check notes of its own agents.
+fn warnings(app: &App, runs: &Runs, spec: &AgentSpec) -> Vec<String> {
+    let around = Around {
+        memory: matches!(app.settings.store, StoreUrl::Memory),
+        serves: &|model| app.pool.resolve(model).is_some(),
+        has_agent: &|name| runs.catalog().has(name),
+        decides: &|name| app.keys.may(name, Role::Operator),
+    };
+    notes(spec, &around)
+}
+
 /// Declares an agent. Role `admin`.
 ///
 /// A declaration that differs from the newest version is a new one; runs under way stay with theirs.
@@ -61,12 +87,13 @@ impl AgentObject {
     params(("name" = String, Path)),
     request_body = AgentSpec,
     responses(
-        (status = 201, description = "A new version.", body = AgentObject),
-        (status = 200, description = "The newest version has this digest.", body = AgentObject),
+        (status = 201, description = "A new version.", body = Accepted),
+        (status = 200, description = "The newest version has this digest.", body = Accepted),
     )
 )]
 async fn put(
     _: Admin,
+    Edge(app): Edge,
     Hosted(runs): Hosted,
     Url(name): Url<String>,
     Declared(spec, _held): Declared<AgentSpec>,
@@ -74,7 +101,11 @@ async fn put(
     let (version, new) = runs.catalog().put(&name, spec).await?;
     runs.restore(&version).await;
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Reply(AgentObject::of(&version))).into_response())
+    let accepted = Accepted {
+        agent: AgentObject::of(&version),
+        warnings: warnings(&app, &runs, &version.spec),
+    };
+    Ok((status, Reply(accepted)).into_response())
 }
 
 /// The newest version of each agent, by name. Role `operator`.
