@@ -48,15 +48,6 @@ pub(crate) struct Compiled {
     pub(crate) runner: Runner<AgentState>,
 }
 
-/// An agent as of the last look at the store.
-#[derive(Clone)]
-struct Known {
-    /// The time of its newest version.
-    at: Timestamp,
-    /// `None` when it cannot be read.
-    newest: Option<Arc<Version>>,
-}
-
 /// The agents of a store, as this process sees them.
 pub(crate) struct Catalog {
     store: Arc<dyn Store>,
@@ -65,8 +56,9 @@ pub(crate) struct Catalog {
     configured: BTreeSet<String>,
     /// Nobody else writes to the store: what is known here is what is there.
     alone: bool,
-    /// Names whose runs this process works on.
-    available: RwLock<BTreeMap<String, Known>>,
+    /// Agents whose runs this process works on, as of the last look at the store, each with its newest version; `None` for one that
+    /// cannot be read.
+    available: RwLock<BTreeMap<String, Option<Arc<Version>>>>,
     /// Held while a definition is written, until it is known.
     writing: tokio::sync::Mutex<()>,
     /// One is being written, or its writer has left before it was known here.
@@ -135,7 +127,7 @@ impl Catalog {
             let full = page.len() as u64 >= u64::from(PAGE);
             after = page.last().map(|definition| definition.name.clone());
             let there = page.into_iter().filter(|d| self.is_available(d));
-            names.extend(there.map(|d| (d.name.clone(), self.known(d))));
+            names.extend(there.map(|d| (d.name.clone(), self.version(d).ok())));
             if !full {
                 break;
             }
@@ -143,13 +135,6 @@ impl Catalog {
         *self.available.write() = names;
         self.unknown.store(false, Ordering::Release);
         Ok(())
-    }
-
-    fn known(&self, definition: Definition) -> Known {
-        Known {
-            at: definition.created_at,
-            newest: self.version(definition).ok(),
-        }
     }
 
     /// An agent of a configuration is there where that configuration is.
@@ -165,8 +150,7 @@ impl Catalog {
     pub(crate) async fn newest(&self, agent: &str) -> Result<Arc<Version>, Problem> {
         if self.alone
             && !self.unknown.load(Ordering::Acquire)
-            && let Some(known) = self.available.read().get(agent)
-            && let Some(newest) = &known.newest
+            && let Some(Some(newest)) = self.available.read().get(agent)
         {
             return Ok(Arc::clone(newest));
         }
@@ -251,11 +235,9 @@ impl Catalog {
         self.available.read().contains_key(agent)
     }
 
-    /// The agents there are, by name, each with the time of its newest version. As of the last look at the store.
-    pub(crate) fn names(&self) -> Vec<(String, Timestamp)> {
-        let available = self.available.read();
-        let listed = available.iter().map(|(name, known)| (name.clone(), known.at));
-        listed.collect()
+    /// The newest versions of the agents there are, by name: those that can be read. As of the last look at the store.
+    pub(crate) fn readable(&self) -> Vec<Arc<Version>> {
+        self.available.read().values().flatten().cloned().collect()
     }
 
     /// Declares an agent; true when that is a new version.
@@ -281,10 +263,7 @@ impl Catalog {
         let unknown = self.unknown.swap(true, Ordering::AcqRel);
         let defined = self.define(name, &spec, Origin::Api).await?;
         let version = self.newest_stored(name).await?;
-        let known = Known {
-            at: version.created_at,
-            newest: Some(Arc::clone(&version)),
-        };
+        let known = Some(Arc::clone(&version));
         self.available.write().insert(name.to_owned(), known);
         self.unknown.store(unknown, Ordering::Release);
         Ok((version, matches!(defined, Defined::New { .. })))

@@ -197,8 +197,8 @@ pub(super) async fn tell_parents(runs: Weak<Runs>, mut ended_runs: mpsc::Unbound
 impl Runs {
     /// Wakes runs that wait for tools which the agents have.
     async fn restore_all(&self) {
-        for (name, _) in self.catalog.names() {
-            if let Ok(version) = self.catalog.newest(&name).await {
+        for known in self.catalog.readable() {
+            if let Ok(version) = self.catalog.newest(&known.name).await {
                 self.restore(&version).await;
             }
         }
