@@ -27,9 +27,10 @@ pub(crate) const MCP: &str = "mcp";
 
 /// Events of an agent's own (durable-api §3).
 pub(crate) const TURN_COMPLETED: &str = "run.turn.completed";
-pub(crate) const TURN_DELTA: &str = "run.turn.delta";
 pub(crate) const TOOL_STARTED: &str = "run.tool.started";
 pub(crate) const TOOL_COMPLETED: &str = "run.tool.completed";
+/// All of them.
+pub(crate) const AGENT_EVENTS: [&str; 3] = [TURN_COMPLETED, TOOL_STARTED, TOOL_COMPLETED];
 
 /// The data of the events that tell of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]

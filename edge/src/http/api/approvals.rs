@@ -4,7 +4,8 @@ use axum::Json as Reply;
 use axum::response::Response;
 use http::HeaderMap;
 use iop_durable::ids::{RunId, WaitId};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -44,6 +45,19 @@ struct Find {
     after: Option<String>,
 }
 
+/// What is sent in place of a call's arguments: an object, or the text of one, which goes out as it is written.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(
+    dead_code,
+    reason = "it is only described: what was sent is passed on as it is written"
+)]
+enum EditedArguments {
+    #[schema(value_type = Object)]
+    Object(Value),
+    Text(String),
+}
+
 /// A decision. Who decided is the API key's name, never something in here.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -55,8 +69,8 @@ struct DecisionBody {
     arguments_digest: String,
     /// For the model, when the call is denied, and for the record.
     reason: Option<String>,
-    /// With `edit`: what is sent instead, an object or the text of one.
-    #[schema(value_type = Option<Object>)]
+    /// With `edit`: what is sent instead.
+    #[schema(value_type = Option<EditedArguments>)]
     edited_arguments: Option<Box<RawValue>>,
 }
 

@@ -20,16 +20,17 @@ use serde::Serialize;
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::time::Instant;
+use utoipa::ToSchema;
 
+use super::problem::ErrorBody;
 use super::{accept, shown};
-use crate::agents::journal::TURN_DELTA;
 use crate::app::App;
 use crate::drain::Drain;
 use crate::http::auth::Caller;
 use crate::runs::live::{Follow, Update};
 use crate::runs::people::decider;
 use crate::runs::problem::{Code, Problem};
-use crate::runs::view::{EventObject, Open, RunObject, Transient};
+use crate::runs::view::{EventObject, Open, RunObject, Transient, TransientWord};
 use crate::runs::{Runs, Seen};
 use crate::schema::words_schema;
 use crate::tasks;
@@ -44,7 +45,19 @@ const COMMENT: Bytes = Bytes::from_static(b": keep-alive\n\n");
 /// How long a store that does not answer is left alone.
 const PAUSE: Duration = Duration::from_millis(500);
 
-const SNAPSHOT: &str = "run.snapshot";
+/// What stands in `data` of one event of a stream: an event as it is stored, one that is told on streams only, or, as the last one and
+/// under the name `error`, why the stream cannot go on.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(
+    dead_code,
+    reason = "it is only described: each is written where it comes from"
+)]
+pub(super) enum Streamed {
+    Stored(EventObject),
+    Transient(Transient),
+    Broken(ErrorBody),
+}
 
 label_enum! {
     /// What becomes of a run whose stream is left (D3).
@@ -260,8 +273,12 @@ impl Stream {
             Update::Delta(data) => {
                 let data = serde_json::from_slice::<Box<RawValue>>(&data).unwrap_or_default();
                 let now = Timestamp::from_millis(jiff::Timestamp::now().as_millisecond());
-                let delta = Transient::new(TURN_DELTA, self.life, now.unwrap_or(Timestamp::MIN), data);
-                written(None, TURN_DELTA, &delta)
+                transient(
+                    TransientWord::TurnDelta,
+                    self.life,
+                    now.unwrap_or(Timestamp::MIN),
+                    data,
+                )
             }
         }
     }
@@ -291,7 +308,11 @@ struct Snapshot {
 
 fn snapshot(run: RunObject, gap: bool, life: u32, now: Timestamp) -> Bytes {
     let data = to_raw_value(&Snapshot { run, gap }).unwrap_or_default();
-    written(None, SNAPSHOT, &Transient::new(SNAPSHOT, life, now, data))
+    transient(TransientWord::Snapshot, life, now, data)
+}
+
+fn transient(word: TransientWord, life: u32, at: Timestamp, data: Box<RawValue>) -> Bytes {
+    written(None, word.as_str(), &Transient::new(word, life, at, data))
 }
 
 /// The stream cannot go on.

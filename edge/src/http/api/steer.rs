@@ -17,7 +17,7 @@ use super::extract::{Edge, Hosted, Json, MaybeJson, Url};
 use super::matching::{self, Said};
 use super::runs::check_metadata;
 use super::shown;
-use super::sse::{self, OnDisconnect};
+use super::sse::{self, OnDisconnect, Streamed};
 use crate::runs::problem::Problem;
 use crate::runs::steer::resume::{Ask, Decision, Meets};
 use crate::runs::steer::{Cancel, Preflight, is_settled};
@@ -77,7 +77,8 @@ struct RunCancellation {
 #[utoipa::path(post, path = "/runs/{id}/resume", tag = "runs", operation_id = "resume_run",
     params(("id" = String, Path), ("If-Match" = Option<String>, Header)),
     request_body(content = Option<Resumption>),
-    responses((status = 202, body = RunObject), (status = 200, description = "The stored outcome, or a stream.", body = RunObject)))]
+    responses((status = 202, body = RunObject), (status = 200, description = "The stored outcome, or a stream.",
+        content((RunObject = "application/json"), (Streamed = "text/event-stream")))))]
 async fn resume(
     Steerer(caller): Steerer,
     Edge(app): Edge,

@@ -155,6 +155,129 @@ async fn the_document_describes_every_operation_and_defines_what_it_names() {
     }
 }
 
+/// The words that the document has for a member, wherever it defines them.
+fn words(document: &Value, pointer: &str) -> Vec<String> {
+    let mut schema = document
+        .pointer(pointer)
+        .unwrap_or_else(|| panic!("{pointer} is not there"));
+    if let Some(parts) = schema["oneOf"].as_array() {
+        schema = parts.iter().find(|part| part["type"] != "null").unwrap();
+    }
+    if let Some(name) = schema["$ref"].as_str() {
+        schema = document.pointer(name.strip_prefix('#').unwrap()).unwrap();
+    }
+    let words = schema["enum"].as_array().into_iter().flatten();
+    words.map(|word| word.as_str().unwrap().to_owned()).collect()
+}
+
+fn listed<T: std::fmt::Display>(words: &[T]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test]
+async fn the_document_has_the_words_of_every_closed_list() {
+    use iop_durable::failure::FailureKind;
+    use iop_durable::record::{EventName, Reason, Status, StepStatus, WaitStatus, WaitingKind};
+
+    use crate::runs::view::ApprovalStatus;
+
+    let (_, document) = ask("", "GET", "/api/v1/openapi.json", &[]).await;
+    let of = |schema: &str, member: &str| {
+        words(
+            &document,
+            &format!("/components/schemas/{schema}/properties/{member}"),
+        )
+    };
+    let kinds: Vec<String> = FailureKind::ALL
+        .iter()
+        .map(|kind| kind.as_str().to_owned())
+        .collect();
+    assert_eq!(of("RunObject", "status"), listed(Status::ALL));
+    assert_eq!(of("ChildObject", "status"), listed(Status::ALL));
+    assert_eq!(of("HistoryObject", "status"), listed(Status::ALL));
+    assert_eq!(of("StepObject", "status"), listed(StepStatus::ALL));
+    assert_eq!(of("WaitObject", "status"), listed(WaitStatus::ALL));
+    assert_eq!(of("WaitObject", "kind"), listed(WaitingKind::ALL));
+    assert_eq!(of("ApprovalObject", "status"), listed(ApprovalStatus::ALL));
+    assert_eq!(of("OutcomeObject", "status"), listed(Status::ALL));
+    assert_eq!(of("OutcomeObject", "reason"), listed(Reason::ALL));
+    assert_eq!(of("OutcomeErrorObject", "kind"), kinds);
+    assert_eq!(of("FailureObject", "kind"), kinds);
+    let mut events = listed(EventName::ALL);
+    events.extend(["run.turn.completed", "run.tool.started", "run.tool.completed"].map(str::to_owned));
+    assert_eq!(of("EventObject", "event"), events);
+    assert_eq!(of("Transient", "event"), ["run.snapshot", "run.turn.delta"]);
+
+    let outcome = document
+        .pointer("/components/schemas/RunObject/properties/outcome")
+        .unwrap();
+    assert!(
+        outcome.to_string().contains("#/components/schemas/OutcomeObject"),
+        "{outcome}"
+    );
+    let query = document.pointer("/paths/~1api~1v1~1runs/get/parameters").unwrap();
+    for (name, words_of) in [
+        ("status", listed(Status::ALL)),
+        ("waiting_kind", listed(WaitingKind::ALL)),
+    ] {
+        let i = query
+            .as_array()
+            .unwrap()
+            .iter()
+            .position(|p| p["name"] == name)
+            .unwrap();
+        let at = format!("/paths/~1api~1v1~1runs/get/parameters/{i}/schema");
+        assert_eq!(words(&document, &at), words_of, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_may_hold_what_the_document_says() {
+    let (_, document) = ask("", "GET", "/api/v1/openapi.json", &[]).await;
+    for operation in [
+        "/paths/~1api~1v1~1runs/post",
+        "/paths/~1api~1v1~1runs~1{id}~1events/get",
+        "/paths/~1api~1v1~1runs~1{id}~1resume/post",
+    ] {
+        let at = format!("{operation}/responses/200/content/text~1event-stream/schema/$ref");
+        let name = document
+            .pointer(&at)
+            .unwrap_or_else(|| panic!("{operation} has no stream"));
+        assert_eq!(name, "#/components/schemas/Streamed");
+    }
+    let streamed = document.pointer("/components/schemas/Streamed/oneOf").unwrap();
+    let parts: Vec<&str> = streamed
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|part| part["$ref"].as_str())
+        .collect();
+    let schemas = ["EventObject", "Transient", "ErrorBody"];
+    assert_eq!(parts, schemas.map(|name| format!("#/components/schemas/{name}")));
+    let required = |schema: &str| {
+        document
+            .pointer(&format!("/components/schemas/{schema}/required"))
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(
+        required("EventObject"),
+        json!(["seq", "life", "event", "time", "data"])
+    );
+    assert_eq!(required("Transient"), json!(["life", "event", "time", "data"]));
+    // Edited arguments are an object or a text.
+    let edited = document
+        .pointer("/components/schemas/EditedArguments/oneOf")
+        .unwrap();
+    let types: Vec<&Value> = edited
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| &part["type"])
+        .collect();
+    assert_eq!(types, ["object", "string"]);
+}
+
 #[test]
 fn a_panic_is_a_500_in_our_form() {
     let app = app("");

@@ -22,7 +22,7 @@ use crate::runs::gates::Told;
 use crate::runs::outside::{Deliver, GiveUp};
 use crate::runs::problem::{Code, Problem};
 use crate::runs::steer::resume::token;
-use crate::runs::view::{RunObject, WaitObject};
+use crate::runs::view::{DeliveryDecision, RunObject, WaitObject};
 
 pub(super) fn router() -> OpenApiRouter {
     OpenApiRouter::new()
@@ -47,8 +47,7 @@ struct Delivery {
 /// What became of it: the first delivery that fits is `accepted`, and its run goes on.
 #[derive(Debug, Serialize, ToSchema)]
 struct Delivered {
-    /// `accepted`, `unmatched`, `superseded` or `canceled`.
-    #[schema(value_type = String)]
+    #[schema(value_type = DeliveryDecision)]
     decision: Verdict,
     /// Null for a key that may not see it.
     run: Option<RunObject>,

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::words::{RunActivityState, RunAttemptClass, RunEffect, RunOrigin};
 use super::{FailureObject, shown, time};
 use crate::agents::journal::{MCP, REFUSAL, call_of, effect_key, started_call, step_name};
 use crate::agents::tools::mcp::told;
@@ -29,7 +30,7 @@ pub(crate) struct AttemptObject {
     n: u32,
     started_at: String,
     ended_at: Option<String>,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunAttemptClass)]
     class: AttemptClass,
     /// Whether it repeats one whose worker was lost.
     recovery: bool,
@@ -47,11 +48,11 @@ pub(crate) struct ActivityObject {
     tool: Option<String>,
     /// What carries it out: `http`, `mcp`, `agent`, or `chat` for a model turn.
     implementation: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunEffect)]
     effect: Effect,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunActivityState)]
     state: ActivityState,
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<RunOrigin>)]
     origin: Option<Origin>,
     /// The number of the last one; 0 before the first.
     attempt: u32,

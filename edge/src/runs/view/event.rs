@@ -4,14 +4,17 @@ use iop_durable::ids::{ActivityId, RunId, WaitId};
 use iop_durable::patterns::REASON;
 use iop_durable::record::{EventName, EventRecord, WaitingKind};
 use iop_durable::time::Timestamp;
+use iop_shared::label_enum;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::step::StepKind;
 use super::waiting::{Named, Open, WaitingOnObject, waited_on};
+use super::words::EventWord;
 use super::{raw, time, written};
 use crate::agents::journal::step_name;
+use crate::schema::words_schema;
 
 /// A stored event.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -20,25 +23,39 @@ pub(crate) struct EventObject {
     seq: u64,
     /// Of the run, from 1.
     life: u32,
+    #[schema(value_type = EventWord)]
     event: String,
     time: String,
+    /// Of the end of a life: `outcome`, as the run has it.
     #[schema(value_type = Object)]
     data: Box<RawValue>,
 }
+
+label_enum! {
+    /// What is told on streams only.
+    pub enum TransientWord {
+        Snapshot => "run.snapshot",
+        TurnDelta => "run.turn.delta",
+    }
+}
+words_schema!(TransientWord);
 
 /// An event of a stream that is not stored: it has no number.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Transient {
     /// Of the run, from 1.
     life: u32,
-    event: &'static str,
+    event: TransientWord,
     time: String,
+    /// Of `run.snapshot`: `run`, the run object, and `gap: true` when the event that was asked for is not kept any more. Of
+    /// `run.turn.delta`: `turn`, and a piece of its answer: `text` with its `offset` in bytes, where 0 begins the text again;
+    /// `refusal`, `reasoning` or `tool_call`.
     #[schema(value_type = Object)]
     data: Box<RawValue>,
 }
 
 impl Transient {
-    pub(crate) fn new(event: &'static str, life: u32, at: Timestamp, data: Box<RawValue>) -> Self {
+    pub(crate) fn new(event: TransientWord, life: u32, at: Timestamp, data: Box<RawValue>) -> Self {
         Self {
             life,
             event,

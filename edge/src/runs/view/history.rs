@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
+use super::words::RunStatus;
 use super::{digest, shown, time};
 use crate::agents::journal::step_name;
 
@@ -13,7 +14,7 @@ use crate::agents::journal::step_name;
 pub(crate) struct HistoryObject {
     /// A decimal number; the first is 1.
     pub(crate) revision: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunStatus)]
     status: Status,
     /// The step after it; null at an end.
     cursor: Option<String>,
@@ -45,7 +46,7 @@ impl HistoryObject {
 pub(crate) struct CheckpointObject {
     /// A decimal number.
     revision: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunStatus)]
     status: Status,
     cursor: Option<String>,
     activation: u64,

@@ -5,11 +5,13 @@ mod activity;
 mod approval;
 mod event;
 mod history;
+mod outcome;
 mod run;
 mod step;
 mod turn;
 mod wait;
 mod waiting;
+mod words;
 
 use bytes::Bytes;
 use iop_durable::failure::Failure;
@@ -22,13 +24,15 @@ use utoipa::ToSchema;
 
 pub(crate) use activity::{ActivityObject, Called, is_shown};
 pub(crate) use approval::{ApprovalObject, ApprovalStatus};
-pub(crate) use event::{EventObject, Mentioned, Transient, mentioned};
+pub(crate) use event::{EventObject, Mentioned, Transient, TransientWord, mentioned};
 pub(crate) use history::{CheckpointObject, HistoryObject};
+pub(crate) use outcome::OutcomeObject;
 pub(crate) use run::{Blocked, ChildObject, CorruptRun, Guarantee, RunObject};
 pub(crate) use step::{StepKind, StepObject, current_step};
 pub(crate) use turn::TurnObject;
 pub(crate) use wait::WaitObject;
 pub(crate) use waiting::{Open, WaitingOnObject, waiting_on};
+pub(crate) use words::{DeliveryDecision, RunStatus, RunWaitingKind};
 
 /// RFC 3339 in UTC with milliseconds.
 pub(crate) fn time(at: Timestamp) -> String {
@@ -131,7 +135,7 @@ pub(crate) fn url_of(run: &RunId) -> String {
 /// Why a step or a call failed.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(crate) struct FailureObject {
-    #[schema(value_type = String)]
+    #[schema(value_type = words::ErrorKind)]
     kind: &'static str,
     code: String,
     message: String,

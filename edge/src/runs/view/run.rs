@@ -9,7 +9,9 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
+use super::outcome::OutcomeObject;
 use super::waiting::{Open, WaitingOnObject, waiting_on};
+use super::words::RunStatus;
 use super::{raw, time, written};
 use crate::agents::journal::step_name;
 use crate::agents::program::{SPEND, UNLIMITED};
@@ -64,7 +66,7 @@ pub(crate) struct RunObject {
     #[serde(skip_serializing_if = "Option::is_none")]
     flow: Option<String>,
     definition: DefinitionObject,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunStatus)]
     pub(crate) status: Status,
     /// From 1; a resume after a failure opens the next.
     life: u32,
@@ -82,7 +84,7 @@ pub(crate) struct RunObject {
     waiting_on: Vec<WaitingOnObject>,
     budgets: BTreeMap<String, BudgetObject>,
     /// How it ended; null while it has not.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<OutcomeObject>)]
     outcome: Option<Box<RawValue>>,
     /// Whether it goes on, or a resume may let it.
     resumable: bool,
@@ -208,13 +210,13 @@ pub(crate) struct ChildObject {
     /// The step of the parent.
     step: Option<String>,
     agent: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunStatus)]
     status: Status,
     revision: String,
     /// What of the parent's budgets was given to it.
     allocation: BTreeMap<String, u64>,
     used: BTreeMap<String, BudgetObject>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<OutcomeObject>)]
     outcome: Option<Box<RawValue>>,
     created_at: String,
 }

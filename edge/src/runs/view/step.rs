@@ -1,11 +1,12 @@
 //! Steps: each activation of a run's nodes, finished or present (D38, D61).
 
 use iop_durable::patterns::REASON;
-use iop_durable::record::{RunHead, Status, StepRecord, StepStatus};
+use iop_durable::record::{ActivityRecord, RunHead, Status, StepRecord, StepStatus, most_attempts};
 use iop_shared::label_enum;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::words::RunStepStatus;
 use super::{FailureObject, time};
 use crate::agents::journal::step_name;
 use crate::schema::words_schema;
@@ -33,8 +34,9 @@ pub(crate) struct StepObject {
     pub(crate) kind: StepKind,
     /// From 1 within the run.
     pub(crate) activation: u64,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunStepStatus)]
     status: StepStatus,
+    /// What its model turn took, or the call of it that took most.
     attempts: u32,
     /// A short text.
     result: Option<String>,
@@ -64,8 +66,8 @@ impl StepObject {
     }
 }
 
-/// The step that a run is at; `None` when it is over.
-pub(crate) fn current_step(head: &RunHead) -> Option<StepObject> {
+/// The step that a run is at, with the calls of it; `None` when it is over.
+pub(crate) fn current_step(head: &RunHead, calls: &[ActivityRecord]) -> Option<StepObject> {
     let status = match head.status {
         Status::Queued => StepStatus::Pending,
         Status::Running => StepStatus::InProgress,
@@ -81,7 +83,7 @@ pub(crate) fn current_step(head: &RunHead) -> Option<StepObject> {
         kind: StepKind::of(node.as_str() == REASON),
         activation: head.activation,
         status,
-        attempts: head.attempt,
+        attempts: head.attempt.max(most_attempts(calls)),
         result: None,
         error: None,
         child_run_id: None,

@@ -6,9 +6,9 @@ use iop_durable::ids::{ActivityId, CorrelationId, DecisionId, Key, NodeName, Rev
 use iop_durable::payload::Payload;
 use iop_durable::record::{
     ActivityRecord, ActivityState, Attempt, AttemptClass, Budget, CancelRequest, CheckpointRecord,
-    Continuation, DeadlinePolicy, DecisionRecord, DefinitionRef, Effect, EventName, EventRecord, Inbox,
-    Lineage, NotBefore, Outcome, OutcomeError, Reason, RunHead, Scope, Settled, Status, StepRecord,
-    StepStatus, WaitLabels, WaitRecord, WaitStatus, Waiting, WaitingKind, WaitingOn,
+    Continuation, DeadlinePolicy, DecisionRecord, DefinitionRef, Effect, EventName, EventRecord, Exhausted,
+    Inbox, Lineage, NotBefore, Outcome, OutcomeCancel, OutcomeError, Reason, RunHead, Scope, Settled, Status,
+    StepRecord, StepStatus, WaitLabels, WaitRecord, WaitStatus, Waiting, WaitingKind, WaitingOn,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -511,6 +511,68 @@ fn an_event_of_a_pause_says_what_the_run_said_then() {
     assert_eq!(mentioned(&record), expected);
 }
 
+/// The names that a schema has for the members of an object, those that it has to have first.
+fn members<T: utoipa::PartialSchema>() -> (Vec<String>, Vec<String>) {
+    let schema = json_of(&T::schema());
+    let all = schema["properties"].as_object().unwrap().keys().cloned();
+    let required = schema["required"].as_array().into_iter().flatten();
+    let required = required.map(|name| name.as_str().unwrap().to_owned());
+    (required.collect(), all.collect())
+}
+
+fn keys(value: &Value) -> Vec<String> {
+    value.as_object().unwrap().keys().cloned().collect()
+}
+
+#[test]
+fn an_outcome_has_the_members_that_the_document_describes() {
+    let mut outcome = Outcome::new(Status::Exhausted, Reason::Budget);
+    outcome.exhausted = Some(Exhausted {
+        budget: "turns".to_owned(),
+        used: 3,
+        limit: 3,
+        decimals: 0,
+    });
+    outcome.error = Some(OutcomeError {
+        failure: Failure::new(FailureKind::Timeout, "late"),
+        step: None,
+        attempt: 1,
+    });
+    outcome.cancel = Some(OutcomeCancel {
+        by: None,
+        reason: "deadline".to_owned(),
+        deadline: None,
+    });
+    let told = json_of(&outcome);
+    for (value, (required, all)) in [
+        (&told, members::<outcome::OutcomeObject>()),
+        (&told["error"], members::<outcome::OutcomeErrorObject>()),
+        (&told["exhausted"], members::<outcome::ExhaustedObject>()),
+        (&told["cancel"], members::<outcome::CancelObject>()),
+    ] {
+        let mut all = all;
+        all.sort();
+        let mut keys = keys(value);
+        keys.sort();
+        assert_eq!(keys, all);
+        assert!(!required.is_empty());
+        assert!(required.iter().all(|name| !value[name].is_null()), "{value}");
+    }
+}
+
+#[test]
+fn an_event_that_is_not_stored_has_the_members_that_the_document_describes() {
+    let told = Transient::new(TransientWord::Snapshot, 2, at(1_000), written(b"{\"run\":{}}"));
+    let told = json_of(&told);
+    assert_eq!(told["event"], "run.snapshot");
+    assert_eq!(told["data"], json!({ "run": {} }));
+    let (mut required, _) = members::<Transient>();
+    let mut keys = keys(&told);
+    required.sort();
+    keys.sort();
+    assert_eq!(keys, required);
+}
+
 #[test]
 fn a_terminal_event_has_the_outcomes_bytes() {
     let data = br#"{"outcome":{"status":"succeeded","output":{"n": 1.0}}}"#;
@@ -549,14 +611,31 @@ fn steps_are_the_finished_ones_and_the_present_one() {
             "ended_at": "1970-01-01T00:00:02.000Z" })
     );
     for status in Status::ALL {
-        let present = current_step(&head(*status));
+        let present = current_step(&head(*status), &[]);
         assert_eq!(present.is_none(), status.is_terminal(), "{status}");
     }
-    let present = json_of(&current_step(&head(Status::Waiting)));
-    assert_eq!(
-        (&present["name"], &present["kind"], &present["status"]),
-        (&json!("turn-3"), &json!("tool_call"), &json!("waiting"))
-    );
+    // It took as many attempts as the call of it that took most.
+    let mut often = activity("call_8.1", "http", ActivityState::Prepared);
+    let again = often.attempts[0].clone();
+    often.attempts.extend([again.clone(), again]);
+    for (calls, attempts) in [
+        (vec![], 1),
+        (
+            vec![
+                activity("call_7.0", "http", ActivityState::Completed),
+                often,
+                activity("call_9.2", "http", ActivityState::Completed),
+            ],
+            3,
+        ),
+    ] {
+        let present = json_of(&current_step(&head(Status::Waiting), &calls));
+        assert_eq!(
+            (&present["name"], &present["kind"], &present["status"]),
+            (&json!("turn-3"), &json!("tool_call"), &json!("waiting"))
+        );
+        assert_eq!(present["attempts"], attempts);
+    }
 }
 
 #[test]

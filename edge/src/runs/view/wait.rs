@@ -4,6 +4,7 @@ use iop_durable::record::{WaitRecord, WaitStatus, WaitingKind};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::words::{RunWaitStatus, RunWaitingKind};
 use super::{time, url_of};
 use crate::agents::journal::{InputSubject, step_name};
 
@@ -13,13 +14,13 @@ pub(crate) struct WaitObject {
     id: String,
     run_id: String,
     step: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunWaitingKind)]
     kind: WaitingKind,
     key: String,
     correlation_id: String,
     /// From 1 within its address.
     generation: u32,
-    #[schema(value_type = String)]
+    #[schema(value_type = RunWaitStatus)]
     status: WaitStatus,
     /// What a person is asked.
     prompt: Option<String>,

@@ -19,10 +19,10 @@ use utoipa::{IntoParams, ToSchema};
 use super::super::callers::Beginner;
 use super::super::extract::{Edge, Hosted, Search, Sent};
 use super::super::shown::{self, replayed};
-use super::super::sse::{self, From, OnDisconnect};
+use super::super::sse::{self, From, OnDisconnect, Streamed};
 use super::follow::{Patience, settled};
 use crate::runs::problem::{Code, Problem};
-use crate::runs::view::{EventObject, RunObject, url_of};
+use crate::runs::view::{RunObject, url_of};
 use crate::runs::{CreateRun, Made};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -81,7 +81,7 @@ pub(super) struct CreateQuery {
     responses(
         (status = 202, description = "It is stored.", body = RunObject, headers(("Location" = String, description = "The run."))),
         (status = 200, description = "The same request made it before; or, with `wait`, it is over or waits.",
-            content((RunObject = "application/json"), (EventObject = "text/event-stream"))),
+            content((RunObject = "application/json"), (Streamed = "text/event-stream"))),
     )
 )]
 pub(super) async fn create(

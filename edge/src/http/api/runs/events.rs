@@ -10,7 +10,7 @@ use super::super::callers::Reader;
 use super::super::extract::{Edge, Hosted, Search, Url};
 use super::super::list::{Limit, List};
 use super::super::shown;
-use super::super::sse::{self, From, OnDisconnect};
+use super::super::sse::{self, From, OnDisconnect, Streamed};
 use crate::runs::problem::Problem;
 use crate::runs::view::EventObject;
 
@@ -37,7 +37,7 @@ pub(super) struct EventsQuery {
         EventsQuery,
         ("Last-Event-ID" = Option<u64>, Header, format = "uint64", description = "Of a stream: begins behind this event; 0: with the first."),
     ),
-    responses((status = 200, content((List<EventObject> = "application/json"), (EventObject = "text/event-stream"))))
+    responses((status = 200, content((List<EventObject> = "application/json"), (Streamed = "text/event-stream"))))
 )]
 pub(super) async fn events(
     Reader(caller): Reader,

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use axum::Json as Reply;
 use iop_durable::ids::{ActivityId, Key, NodeName, Revision, RunId};
 use iop_durable::patterns::REASON;
+use iop_durable::record::RunHead;
 use iop_durable::store::{Listed, RunFilter, StoreError};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -48,9 +49,11 @@ pub(super) async fn steps(
     let stored = engine.store.steps(&head.id, after, page.limit.and_one()).await?;
     let mut steps: Vec<StepObject> = stored.iter().map(StepObject::of).collect();
     let all = steps.len() < page.limit.and_one() as usize;
-    let present = current_step(head).filter(|step| all && step.activation > after);
-    // A step that is done again is in the store as well, as it ended the last time.
-    if let Some(present) = present {
+    if all
+        && head.activation > after
+        && let Some(present) = present_step(engine, head).await?
+    {
+        // A step that is done again is in the store as well, as it ended the last time.
         steps.retain(|step| step.activation != present.activation);
         steps.push(present);
     }
@@ -58,6 +61,15 @@ pub(super) async fn steps(
     Ok(Reply(List::of(steps, page.limit, |last| {
         last.activation.to_string()
     })))
+}
+
+/// The step that a run is at; `None` when it is over.
+async fn present_step(engine: &Engine, head: &RunHead) -> Result<Option<StepObject>, StoreError> {
+    if head.status.is_terminal() {
+        return Ok(None);
+    }
+    let journal = engine.store.journal(&head.id, head.activation).await?;
+    Ok(current_step(head, &journal.activities))
 }
 
 /// Writes the child of each step that started one (D11).

@@ -23,7 +23,9 @@ use crate::http::auth::Caller;
 use crate::runs::catalog::AGENT;
 use crate::runs::merged::{Merged, PAGE_BYTES, Rows};
 use crate::runs::problem::{Code, Problem};
-use crate::runs::view::{ChildObject, CorruptRun, RunObject, waiting_on};
+use crate::runs::view::{
+    ChildObject, CorruptRun, OutcomeObject, RunObject, RunStatus, RunWaitingKind, waiting_on,
+};
 use crate::runs::{Engine, Seen};
 
 /// One run.
@@ -47,7 +49,7 @@ pub(super) async fn one(
 #[utoipa::path(
     get, path = "/runs/{id}/result", tag = "runs", operation_id = "get_result",
     params(("id" = String, Path)),
-    responses((status = 200, body = Object))
+    responses((status = 200, body = OutcomeObject))
 )]
 pub(super) async fn result(
     Reader(caller): Reader,
@@ -96,7 +98,7 @@ async fn unfinished(seen: &Seen<'_>) -> Result<Problem, Problem> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct RunsQuery {
-    #[param(value_type = Option<String>)]
+    #[param(value_type = Option<RunStatus>)]
     status: Option<Status>,
     /// The name of an agent.
     agent: Option<String>,
@@ -105,7 +107,7 @@ pub(super) struct RunsQuery {
     #[param(value_type = Option<String>)]
     parent_id: Option<RunId>,
     /// What a waiting run waits for first.
-    #[param(value_type = Option<String>)]
+    #[param(value_type = Option<RunWaitingKind>)]
     waiting_kind: Option<WaitingKind>,
     /// Runs that go on by themselves before this time, in RFC 3339.
     #[param(value_type = Option<String>)]
