@@ -308,6 +308,12 @@ fn an_error_says_which_attempt_it_was() {
         let exhausted = json!({"budget": "retry:turn-1", "used": 2, "limit": 2});
         assert_eq!(outcome["exhausted"], exhausted, "{outcome}");
         assert_eq!(outcome["error"]["attempt"], 2, "{outcome}");
+        // So do its step and the event of it.
+        let steps = api.all(&format!("/runs/{run}/steps")).await;
+        assert_eq!(steps[0]["attempts"], 2, "{steps:?}");
+        let events = api.events(&run).await;
+        let over = events.iter().find(|event| event["event"] == "run.step.completed");
+        assert_eq!(over.unwrap()["data"]["attempt"], 2, "{events:?}");
         world.stubs.llm.next(vec![Say::status(503), Say::status(400)]);
         let run = api.run(WORKER, "go").await;
         let outcome = api.over(&run).await["outcome"].clone();
