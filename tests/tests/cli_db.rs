@@ -363,6 +363,52 @@ fn what_is_no_database_is_named() {
     });
 }
 
+/// Who looks after a database need not have what the edge's keys, providers and tools need.
+#[test]
+fn a_database_is_looked_after_without_the_secrets_of_the_edge() {
+    run(60, async {
+        let dir = tempfile::tempdir().unwrap();
+        let store = "[store]\nurl = \"sqlite://iop.db\"\n";
+        let secrets = "[auth]\nkeys = [{ name = \"ops\", secret = { env = \"OPS_KEY\" } }]\n\
+            [[providers]]\nid = \"p\"\nadapter = \"openai\"\nbase_url = \"http://127.0.0.1:9/v1\"\napi_key = { file = \"key\" }\n\
+            [agents.a]\nmodel = \"m\"\n[[agents.a.tools]]\nname = \"t\"\n\
+            http = { url = \"http://t.example\", headers = { x = { env = \"TOOL_KEY\" } } }\n";
+        std::fs::write(dir.path().join("edge.toml"), format!("{store}{secrets}")).unwrap();
+        let start = finish("iop-edge", &[], &[], dir.path()).await;
+        refused(&start, &["OPS_KEY"]);
+        done(&db(dir.path(), &["migrate"]).await, "iop.db: created");
+        done(&db(dir.path(), &["backup", "copy.db"]).await, "copy.db: written");
+        done(&db(dir.path(), &["rebuild-index"]).await, "0 runs looked at");
+
+        let mistake = "[store]\nurl = \"iop.db\"\n";
+        std::fs::write(dir.path().join("edge.toml"), format!("{mistake}{secrets}")).unwrap();
+        refused(&db(dir.path(), &["migrate"]).await, &["edge.toml:2: store.url: "]);
+    });
+}
+
+#[test]
+fn a_database_that_is_not_there_is_named_with_who_says_where_it_is() {
+    run(60, async {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = |file: &str| format!("there is no database {}", dir.path().join(file).display());
+        let verbs = [&["rebuild-index"][..], &["backup", "copy.db"]];
+        for args in verbs {
+            let says = [&*missing("iop.db"), "demonstration", "no edge.toml here"];
+            refused(&db(dir.path(), args).await, &says);
+        }
+        configuration(dir.path(), "sqlite://data/gone.db");
+        for args in verbs {
+            let says = [&*missing("data/gone.db"), "(store.url of edge.toml)"];
+            refused(&db(dir.path(), args).await, &says);
+        }
+        let left: Vec<_> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|file| file.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["edge.toml"]);
+    });
+}
+
 /// An empty database is brought to the schema like an old one, so that a script need not know which it has; but a file that was not
 /// there is told from one that was.
 #[test]

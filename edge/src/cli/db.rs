@@ -8,6 +8,8 @@ use iop_durable::store::sqlite::path_of;
 use iop_durable::store::{migrate, upkeep};
 use iop_edge::config::StoreUrl;
 
+use super::{Chosen, DEFAULT_FILE};
+
 #[derive(Debug, Args)]
 pub(super) struct Db {
     #[command(subcommand)]
@@ -28,14 +30,16 @@ enum Verb {
 }
 
 pub(super) fn run(db: &Db) -> ExitCode {
-    let settings = match super::chosen(db.config.as_deref()) {
-        Ok(settings) => settings,
+    let chosen = super::chosen(db.config.as_deref());
+    let (chosen, store) = match chosen.and_then(|it| StoreUrl::parse(&it.file, &it.text).map(|url| (it, url)))
+    {
+        Ok(both) => both,
         Err(e) => {
             eprintln!("{e}");
             return ExitCode::FAILURE;
         }
     };
-    let url = match &settings.store {
+    let url = match &store {
         StoreUrl::Sqlite(url) | StoreUrl::Postgres(url) => url,
         StoreUrl::Memory => {
             eprintln!("iop-edge: store.url is memory://: there is no database");
@@ -45,7 +49,7 @@ pub(super) fn run(db: &Db) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let done = runtime
         .map_err(anyhow::Error::from)
-        .and_then(|runtime| runtime.block_on(work(&db.verb, url)));
+        .and_then(|runtime| runtime.block_on(work(&db.verb, url, &chosen)));
     match done {
         Ok(said) => {
             println!("{said}");
@@ -58,8 +62,23 @@ pub(super) fn run(db: &Db) -> ExitCode {
     }
 }
 
+/// # Errors
+/// The file of a SQLite database is not there.
+fn is_there(url: &str, chosen: &Chosen) -> anyhow::Result<()> {
+    let Some(file) = path_of(url).filter(|file| !file.exists()) else {
+        return Ok(());
+    };
+    let file = std::path::absolute(&file).unwrap_or(file);
+    let of = if chosen.is_demo {
+        format!("the demonstration, since there is no {DEFAULT_FILE} here")
+    } else {
+        chosen.file.clone()
+    };
+    anyhow::bail!("there is no database {} (store.url of {of})", file.display())
+}
+
 /// What was done, in a line. The URL may hold a password and is not repeated.
-async fn work(verb: &Verb, url: &str) -> anyhow::Result<String> {
+async fn work(verb: &Verb, url: &str, chosen: &Chosen) -> anyhow::Result<String> {
     Ok(match verb {
         Verb::Migrate => {
             let file = path_of(url);
@@ -72,10 +91,12 @@ async fn work(verb: &Verb, url: &str) -> anyhow::Result<String> {
             }
         }
         Verb::Backup { file } => {
+            is_there(url, chosen)?;
             upkeep::backup(url, file).await?;
             format!("{}: written", file.display())
         }
         Verb::RebuildIndex => {
+            is_there(url, chosen)?;
             let rebuilt = upkeep::rebuild_index(url).await?;
             format!(
                 "{} runs looked at, {} repaired, {} set aside as corrupt",

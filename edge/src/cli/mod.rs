@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use iop_edge::config::{DEMO, Settings, World};
+use iop_edge::config::{self, DEMO, Refused, Settings, World};
 use iop_shared::config::ConfigError;
 
 /// Read when `--config` is not given and it is there.
@@ -31,11 +31,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Says whether a configuration would start, without starting anything.
+    /// Says whether a configuration would start, without starting anything; which one, as without a command.
     Check {
         /// The configuration.
-        #[arg(long, value_name = "FILE", default_value = DEFAULT_FILE)]
-        config: PathBuf,
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
     },
     /// Makes API keys.
     #[command(subcommand)]
@@ -50,7 +50,7 @@ enum Command {
 pub(crate) fn run() -> ExitCode {
     let cli = Cli::parse();
     match cli.command {
-        Some(Command::Check { config }) => check::run(&config),
+        Some(Command::Check { config }) => check::run(config.as_deref()),
         Some(Command::Keys(keys)) => keys::run(&keys),
         Some(Command::Db(db)) => db::run(&db),
         Some(Command::Runs(runs)) => runs::run(runs),
@@ -58,12 +58,35 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// The configuration to serve.
-fn chosen(config: Option<&Path>) -> Result<Settings, ConfigError> {
+/// A configuration.
+struct Chosen {
+    /// What its errors call it.
+    file: String,
+    text: String,
+    is_demo: bool,
+}
+
+/// The configuration that is meant: the file given, else ./edge.toml, else the demonstration's.
+fn chosen(config: Option<&Path>) -> Result<Chosen, ConfigError> {
     let default = Path::new(DEFAULT_FILE);
-    match config.or_else(|| default.exists().then_some(default)) {
-        Some(path) => Settings::load(path),
-        None => Settings::parse("demo.toml", DEMO, &World::real()),
+    Ok(match config.or_else(|| default.exists().then_some(default)) {
+        Some(path) => Chosen {
+            file: path.display().to_string(),
+            text: config::read(path)?,
+            is_demo: false,
+        },
+        None => Chosen {
+            file: String::from("demo.toml"),
+            text: DEMO.to_owned(),
+            is_demo: true,
+        },
+    })
+}
+
+impl Chosen {
+    /// Its settings, with every reference followed.
+    fn settings(&self) -> Result<Settings, Refused> {
+        Settings::parse(&self.file, &self.text, &World::real())
     }
 }
 

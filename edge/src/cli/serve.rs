@@ -29,7 +29,10 @@ use tracing_subscriber::EnvFilter;
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(config: Option<&Path>) -> ExitCode {
-    let settings = match super::chosen(config) {
+    let settings = match super::chosen(config)
+        .map_err(Into::into)
+        .and_then(|chosen| chosen.settings())
+    {
         Ok(settings) => settings,
         Err(e) => {
             eprintln!("{e}");

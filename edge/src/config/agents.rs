@@ -12,25 +12,29 @@ use super::models;
 use super::settings::{Role, StoreUrl};
 use crate::agents::prices::Prices;
 use crate::agents::spec::check::{check, is_name};
+use crate::agents::spec::notes::{self, Around};
 use crate::agents::spec::{AgentSpec, HeaderText};
 
-/// Compiles the prices and checks every declaration against them.
-pub(super) fn rules(site: &Site<'_>, file: &EdgeFile) -> Checked<Prices> {
+/// Compiles the prices and checks every declaration against them; without prices none can be judged.
+pub(super) fn rules(site: &Site<'_>, file: &EdgeFile) -> Option<Prices> {
     let prices =
-        Prices::compile(&file.prices).or_else(|e| site.fail(&format!("prices.{}", e.field), e.message))?;
+        Prices::compile(&file.prices).or_else(|e| site.fail(&format!("prices.{}", e.field), e.message));
+    let prices = site.keep(prices)?;
     for (name, spec) in &file.agents {
         let key = format!("agents.{name}");
-        if !is_name(name) {
-            return site.fail(&key, "must match [A-Za-z0-9._-]{1,64}");
-        }
-        check(spec, &prices).or_else(|e| site.fail(&format!("{key}.{}", e.field), e.message))?;
+        let checked = if is_name(name) {
+            check(spec, &prices).or_else(|e| site.fail(&format!("{key}.{}", e.field), e.message))
+        } else {
+            site.fail(&key, "must match [A-Za-z0-9._-]{1,64}")
+        };
+        site.keep(checked);
     }
-    Ok(prices)
+    Some(prices)
 }
 
 /// Reads every secret that the declarations refer to: one that is missing is found at the start, not in a run. They are read
 /// again at each call, and never kept.
-pub(super) fn secrets(site: &Site<'_>, agents: &BTreeMap<String, AgentSpec>) -> Checked<()> {
+pub(super) fn secrets(site: &Site<'_>, agents: &BTreeMap<String, AgentSpec>) {
     for (name, spec) in agents {
         for (at, headers) in header_lists(spec) {
             for (header, text) in headers {
@@ -39,13 +43,20 @@ pub(super) fn secrets(site: &Site<'_>, agents: &BTreeMap<String, AgentSpec>) -> 
                     HeaderText::Env(it) => SecretSource::Env(it.env.clone()),
                     HeaderText::File(it) => SecretSource::File(it.file.clone().into()),
                 };
-                let key = format!("agents.{name}.{at}.headers.{header}");
-                let secret = site.secret(&key, &SecretRef(source))?;
-                if HeaderValue::try_from(secret.expose_secret()).is_err() {
-                    return site.fail(&key, "leads to a text that no header can carry");
-                }
+                site.keep(secret(
+                    site,
+                    &format!("agents.{name}.{at}.headers.{header}"),
+                    source,
+                ));
             }
         }
+    }
+}
+
+fn secret(site: &Site<'_>, key: &str, source: SecretSource) -> Checked<()> {
+    let secret = site.secret(key, &SecretRef(source))?;
+    if HeaderValue::try_from(secret.expose_secret()).is_err() {
+        return site.fail(key, "leads to a text that no header can carry");
     }
     Ok(())
 }
@@ -72,42 +83,24 @@ fn header_lists(spec: &AgentSpec) -> impl Iterator<Item = (String, &Headers)> {
 }
 
 /// What may be right, but will not work by this file alone.
-pub(super) fn notes(file: &EdgeFile, store: &StoreUrl, notes: &mut Vec<String>) {
+pub(super) fn notes(file: &EdgeFile, store: &StoreUrl, out: &mut Vec<String>) {
     let memory = matches!(store, StoreUrl::Memory);
     if memory {
-        notes.push(String::from(
+        out.push(String::from(
             "store.url is memory://: declarations and runs end with the process",
         ));
     }
-    for (name, spec) in &file.agents {
-        let mut note = |text: String| notes.push(format!("agents.{name}.{text}"));
-        if memory && spec.durable {
-            note(String::from("durable is true, but its runs end with the process"));
-        }
-        if !models::may_serve(file, &spec.model) {
-            note(format!("model is {:?}, which nothing here serves", spec.model));
-        }
-        for (i, tool) in spec.tools.iter().enumerate() {
-            if let Some(other) = tool
-                .agent
-                .as_ref()
-                .filter(|it| !file.agents.contains_key(&it.name))
-            {
-                note(format!(
-                    "tools[{i}].agent.name is {:?}, which is not in [agents]",
-                    other.name
-                ));
-            }
-        }
-        let deciders = &spec.approvals.deciders;
-        let decides = |name: &String| {
+    let around = Around {
+        memory,
+        serves: &|model| models::may_serve(file, model),
+        has_agent: &|name| file.agents.contains_key(name),
+        decides: &|name| {
             let mut keys = file.auth.keys.iter();
-            keys.any(|key| key.name == *name && key.roles.contains(&Role::Operator))
-        };
-        if !deciders.is_empty() && !deciders.iter().any(decides) {
-            note(String::from(
-                "approvals.deciders names no key with role operator: nobody can decide",
-            ));
-        }
+            keys.any(|key| key.name == name && key.roles.contains(&Role::Operator))
+        },
+    };
+    for (name, spec) in &file.agents {
+        let of_agent = notes::notes(spec, &around).into_iter();
+        out.extend(of_agent.map(|note| format!("agents.{name}.{note}")));
     }
 }

@@ -1,9 +1,9 @@
 //! From the file as written to settings: every rule that a type cannot say, at its key.
 //!
-//! Order matters only for which of several faults is named first. Secrets are read last, so that a file can be judged
-//! by its own text before the environment is.
+//! One table's fault hides others of the same table only. Secrets are read last, so that a file can be judged by its own text
+//! before the environment is.
 
-use std::net::SocketAddr;
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,13 @@ use iop_shared::config::{ByteSize, ConfigError, Period, SecretRef, SecretString,
 
 use super::file::{EdgeFile, EjectionFile, GateFile, LinkFile, QueueFile, RunsFile, ServerFile, StoreFile};
 use super::settings::{
-    EjectionSettings, GateSettings, LinkSettings, QueueSettings, RunsSettings, ServerSettings, Settings,
-    StoreUrl,
+    EjectionSettings, GateSettings, KeySettings, LinkSettings, QueueSettings, RunsSettings, ServerSettings,
+    Settings, StoreUrl,
 };
-use super::{agents, keys, models};
+use super::{Refused, agents, keys, models};
+use crate::agents::prices::Prices;
 use crate::http::tls::{self, Alpn};
+use crate::pool::Model;
 
 /// Where references lead: the environment and the file system of the process, or a test's.
 pub struct World<'a> {
@@ -39,11 +41,40 @@ impl World<'static> {
 pub(super) struct Site<'a> {
     pub(super) source: &'a Source,
     pub(super) world: &'a World<'a>,
+    /// What was found broken so far.
+    faults: RefCell<Vec<ConfigError>>,
 }
 
 pub(super) type Checked<T> = Result<T, ConfigError>;
 
-impl Site<'_> {
+impl<'a> Site<'a> {
+    fn new(source: &'a Source, world: &'a World<'a>) -> Self {
+        Self {
+            source,
+            world,
+            faults: RefCell::default(),
+        }
+    }
+
+    /// Notes a fault, so that what does not depend on it is judged as well.
+    pub(super) fn keep<T>(&self, checked: Checked<T>) -> Option<T> {
+        checked.map_err(|fault| self.faults.borrow_mut().push(fault)).ok()
+    }
+
+    /// All that was noted.
+    ///
+    /// # Errors
+    /// When there is any.
+    fn judge(&self) -> Result<(), Refused> {
+        let mut faults = self.faults.take();
+        faults.sort_by_key(|fault| fault.line);
+        if faults.is_empty() {
+            Ok(())
+        } else {
+            Err(Refused(faults))
+        }
+    }
+
     pub(super) fn fail<T>(&self, key: &str, message: impl Into<String>) -> Checked<T> {
         Err(self.source.error(key, message))
     }
@@ -94,45 +125,76 @@ impl Site<'_> {
 /// Makes settings of a parsed file.
 ///
 /// # Errors
-/// The first rule broken, at its file, line and key.
-pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Checked<Settings> {
-    let site = Site { source, world };
-    refuse_what_is_not_there_yet(&site, &file)?;
+/// Every rule broken, at its file, line and key; a table is judged up to its first fault.
+pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Result<Settings, Refused> {
+    let site = &Site::new(source, world);
     let mut notes = Vec::new();
-    let server = server(&site, &file.server)?;
-    let link = file.link.as_ref().map(|l| link_rules(&site, l)).transpose()?;
-    let gate = gate(&site, &file.gate)?;
-    let queue = queue(&site, &file.queue)?;
-    let ejection = ejection(&site, file.ejection.as_ref())?;
-    let (default_runs, default_store) = (RunsFile::default(), StoreFile::default());
-    let runs_file = file.runs.as_ref().unwrap_or(&default_runs);
-    let runs = runs(&site, runs_file)?;
-    let store = store(
-        &site,
-        file.store.as_ref().unwrap_or(&default_store),
-        runs_file.dev,
-    )?;
-    // A gateway that is told nothing of runs needs no database (D27).
-    let hosts_runs = file.store.is_some() || file.runs.is_some() || !file.agents.is_empty();
-    provider_rules(&site, &file)?;
-    let models = models::build(
-        &site,
-        &file.models,
-        &file.providers,
-        file.link.is_some(),
-        &mut notes,
-    )?;
-    keys::rules(&site, &file.auth)?;
+    let rules = rules(site, &file, &mut notes);
+    site.judge()?;
+    let outside = outside(site, &file);
+    site.judge()?;
+    let (Some(rules), Some(outside)) = (rules, outside) else {
+        return Err(source.error("(file)", "cannot be used").into());
+    };
+    Ok(Settings {
+        demo: file.demo,
+        server: ServerSettings {
+            tls: outside.tls,
+            ..rules.server
+        },
+        link: outside.link,
+        keys: outside.keys,
+        gate: rules.gate,
+        ejection: rules.ejection,
+        queue: rules.queue,
+        providers: outside.providers,
+        models: rules.models,
+        runs: rules.runs,
+        store: rules.store,
+        // A gateway that is told nothing of runs needs no database (D27).
+        hosts_runs: file.store.is_some() || file.runs.is_some() || !file.agents.is_empty(),
+        agents: file.agents,
+        prices: rules.prices,
+        telemetry: file.telemetry,
+        notes,
+    })
+}
+
+/// What a file says by its text alone.
+struct Rules {
+    server: ServerSettings,
+    gate: GateSettings,
+    ejection: EjectionSettings,
+    queue: QueueSettings,
+    models: Vec<Model>,
+    runs: RunsSettings,
+    store: StoreUrl,
+    prices: Prices,
+}
+
+/// Judges a file by its text. `None` where a fault was noted.
+fn rules(site: &Site<'_>, file: &EdgeFile, notes: &mut Vec<String>) -> Option<Rules> {
+    refuse_what_is_not_there_yet(site, file);
+    let server = site.keep(server(site, &file.server));
+    site.keep(link_rules(site, file.link.as_ref()));
+    let gate = site.keep(gate(site, &file.gate));
+    let queue = site.keep(queue(site, &file.queue));
+    let ejection = site.keep(ejection(site, file.ejection.as_ref()));
+    let runs = site.keep(runs(site, file.runs.as_ref().unwrap_or(&RunsFile::default())));
+    let store = site.keep(store(site, file));
+    provider_rules(site, file);
+    let models = models::build(site, &file.models, &file.providers, file.link.is_some(), notes);
+    keys::rules(site, &file.auth);
     if file.demo && !file.auth.keys.is_empty() {
-        return site.fail(
-            "demo",
-            "is for a demonstration without keys: its tool asks for none",
-        );
+        let why = "is for a demonstration without keys: its tool asks for none";
+        site.keep::<()>(site.fail("demo", why));
     }
-    let prices = agents::rules(&site, &file)?;
-    agents::notes(&file, &store, &mut notes);
+    let prices = agents::rules(site, file);
+    if let Some(store) = &store {
+        agents::notes(file, store, notes);
+    }
     if file.auth.keys.is_empty() {
-        loopback_only(&site, &file)?;
+        loopback_only(site, file);
         notes.push(String::from(
             "no key configured: listens on loopback only, every role is granted",
         ));
@@ -142,57 +204,69 @@ pub(super) fn settings(file: EdgeFile, source: &Source, world: &World<'_>) -> Ch
             "no [[providers]] and no [link]: nothing can be served",
         ));
     }
-    // From here on the outside is asked.
-    let keys = keys::build(&site, &file.auth)?;
-    agents::secrets(&site, &file.agents)?;
-    let link = match (link, &file.link) {
-        (Some(listen), Some(l)) => Some(LinkSettings {
-            listen,
-            tokens: tokens(&site, l)?,
-            tls: opt_tls(&site, "link.tls", l.tls.as_ref(), Alpn::Upgrade)?,
-        }),
-        _ => None,
-    };
-    let tls = opt_tls(&site, "server.tls", file.server.tls.as_ref(), Alpn::Http)?;
-    let providers = file
-        .providers
-        .into_iter()
-        .enumerate()
-        .map(|(i, config)| {
-            let api_key = config
-                .api_key
-                .as_ref()
-                .map(|r| site.secret(&format!("providers[{i}].api_key"), r))
-                .transpose()?;
-            Ok(ProviderSettings {
-                config,
-                api_key: api_key.map(Arc::new),
-            })
-        })
-        .collect::<Checked<Vec<_>>>()?;
-    Ok(Settings {
-        demo: file.demo,
-        server: ServerSettings { tls, ..server },
-        link,
-        keys,
-        gate,
-        ejection,
-        queue,
-        providers,
+    Some(Rules {
+        server: server?,
+        gate: gate?,
+        ejection: ejection?,
+        queue: queue?,
         models,
-        runs,
-        store,
-        hosts_runs,
-        agents: file.agents,
-        prices,
-        telemetry: file.telemetry,
-        notes,
+        runs: runs?,
+        store: store?,
+        prices: prices?,
     })
+}
+
+/// What a file's references lead to.
+struct Outside {
+    keys: Vec<KeySettings>,
+    link: Option<LinkSettings>,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    providers: Vec<ProviderSettings>,
+}
+
+/// Follows every reference. `None` where a fault was noted.
+fn outside(site: &Site<'_>, file: &EdgeFile) -> Option<Outside> {
+    let keys = keys::build(site, &file.auth);
+    agents::secrets(site, &file.agents);
+    let link = file.link.as_ref().map(|l| LinkSettings {
+        listen: l.listen,
+        tokens: tokens(site, l),
+        tls: site
+            .keep(opt_tls(site, "link.tls", l.tls.as_ref(), Alpn::Upgrade))
+            .flatten(),
+    });
+    let tls = site.keep(opt_tls(site, "server.tls", file.server.tls.as_ref(), Alpn::Http));
+    let providers = file.providers.iter().enumerate().map(|(i, config)| {
+        let secret = |reference| site.keep(site.secret(&format!("providers[{i}].api_key"), reference));
+        ProviderSettings {
+            config: config.clone(),
+            api_key: config.api_key.as_ref().and_then(secret).map(Arc::new),
+        }
+    });
+    Some(Outside {
+        keys,
+        link,
+        providers: providers.collect(),
+        tls: tls?,
+    })
+}
+
+/// What a file says of the store.
+///
+/// # Errors
+/// Its fault.
+pub(super) fn store_of(file: &EdgeFile, source: &Source) -> Checked<StoreUrl> {
+    let nothing = World {
+        env: &|_| None,
+        file: &|_| Err(std::io::ErrorKind::NotFound.into()),
+    };
+    store(&Site::new(source, &nothing), file)
 }
 
 const LATER: &str = "not available yet";
 
-fn refuse_what_is_not_there_yet(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
+fn refuse_what_is_not_there_yet(site: &Site<'_>, file: &EdgeFile) {
+    let fail = |key, why: &str| site.keep::<()>(site.fail(key, why));
     for (key, value) in [
         ("flows", &file.flows),
         ("triggers", &file.triggers),
@@ -200,19 +274,18 @@ fn refuse_what_is_not_there_yet(site: &Site<'_>, file: &EdgeFile) -> Checked<()>
         ("webhooks", &file.webhooks),
     ] {
         if value.is_some() {
-            return site.fail(key, LATER);
+            fail(key, LATER);
         }
     }
     if file.telemetry.otlp_endpoint.is_some() {
-        return site.fail("telemetry.otlp_endpoint", LATER);
+        fail("telemetry.otlp_endpoint", LATER);
     }
     if file.telemetry.gen_ai_metrics {
-        return site.fail("telemetry.gen_ai_metrics", LATER);
+        fail("telemetry.gen_ai_metrics", LATER);
     }
     if let Err(e) = file.telemetry.log.parse::<tracing_subscriber::EnvFilter>() {
-        return site.fail("telemetry.log", format!("is no tracing filter: {e}"));
+        fail("telemetry.log", &format!("is no tracing filter: {e}"));
     }
-    Ok(())
 }
 
 fn server(site: &Site<'_>, file: &ServerFile) -> Checked<ServerSettings> {
@@ -240,21 +313,20 @@ fn server(site: &Site<'_>, file: &ServerFile) -> Checked<ServerSettings> {
     })
 }
 
-fn link_rules(site: &Site<'_>, file: &LinkFile) -> Checked<SocketAddr> {
-    if file.tokens.is_empty() {
+fn link_rules(site: &Site<'_>, file: Option<&LinkFile>) -> Checked<()> {
+    if file.is_some_and(|link| link.tokens.is_empty()) {
         return site.fail(
             "link.tokens",
             "must name at least one token: nodes authenticate with it",
         );
     }
-    Ok(file.listen)
+    Ok(())
 }
 
-fn tokens(site: &Site<'_>, file: &LinkFile) -> Checked<Vec<SecretString>> {
-    file.tokens
-        .iter()
-        .enumerate()
-        .map(|(i, t)| site.secret(&format!("link.tokens[{i}]"), t))
+fn tokens(site: &Site<'_>, file: &LinkFile) -> Vec<SecretString> {
+    let tokens = file.tokens.iter().enumerate();
+    tokens
+        .filter_map(|(i, t)| site.keep(site.secret(&format!("link.tokens[{i}]"), t)))
         .collect()
 }
 
@@ -268,7 +340,7 @@ fn opt_tls(
 }
 
 /// Without keys everybody who reaches a listener may do everything (G70).
-fn loopback_only(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
+fn loopback_only(site: &Site<'_>, file: &EdgeFile) {
     let listeners = [
         ("server.listen", Some(file.server.listen)),
         ("server.metrics_listen", file.server.metrics_listen),
@@ -276,13 +348,12 @@ fn loopback_only(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
     ];
     for (key, listen) in listeners {
         if listen.is_some_and(|a| !a.ip().to_canonical().is_loopback()) {
-            return site.fail(
+            site.keep::<()>(site.fail(
                 key,
                 "no key configured: listens on loopback only; add [auth] keys to listen elsewhere",
-            );
+            ));
         }
     }
-    Ok(())
 }
 
 fn gate(site: &Site<'_>, file: &GateFile) -> Checked<GateSettings> {
@@ -375,9 +446,11 @@ fn runs(site: &Site<'_>, file: &RunsFile) -> Checked<RunsSettings> {
     })
 }
 
-/// `dev`: whether a store that forgets is meant (D271).
-fn store(site: &Site<'_>, file: &StoreFile, dev: bool) -> Checked<StoreUrl> {
-    let url = &file.url;
+/// A store that forgets is one that was meant (D271).
+fn store(site: &Site<'_>, file: &EdgeFile) -> Checked<StoreUrl> {
+    let dev = file.runs.as_ref().is_some_and(|runs| runs.dev);
+    let default = StoreFile::default();
+    let url = &file.store.as_ref().unwrap_or(&default).url;
     let rest = |scheme: &str| url.strip_prefix(scheme).filter(|rest| !rest.is_empty());
     if let Some(file) = rest("sqlite://") {
         if file.starts_with('?') || file.contains(":memory:") || file.contains("mode=memory") {
@@ -404,16 +477,15 @@ fn store(site: &Site<'_>, file: &StoreFile, dev: bool) -> Checked<StoreUrl> {
     }
 }
 
-fn provider_rules(site: &Site<'_>, file: &EdgeFile) -> Checked<()> {
+fn provider_rules(site: &Site<'_>, file: &EdgeFile) {
     for (i, provider) in file.providers.iter().enumerate() {
         let key = format!("providers[{i}]");
         if file.providers[..i].iter().any(|p| p.id == provider.id) {
-            return site.fail(
+            site.keep::<()>(site.fail(
                 &format!("{key}.id"),
                 format!("provider {:?} is defined twice", provider.id),
-            );
+            ));
         }
-        provider.validate(site.source, &key)?;
+        site.keep(provider.validate(site.source, &key));
     }
-    Ok(())
 }

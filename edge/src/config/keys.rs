@@ -46,55 +46,60 @@ pub fn is_key_name(name: &str) -> bool {
 }
 
 /// What can be said without reading a secret.
-pub(super) fn rules(site: &Site<'_>, file: &AuthFile) -> Checked<()> {
+pub(super) fn rules(site: &Site<'_>, file: &AuthFile) {
     for (i, key) in file.keys.iter().enumerate() {
-        let at = |field: &str| format!("auth.keys[{i}].{field}");
-        if !is_key_name(&key.name) {
-            return site.fail(&at("name"), "must match [A-Za-z0-9._-]{1,64}");
+        site.keep(rule(site, &file.keys[..i], i, key));
+    }
+}
+
+/// `before`: the keys that stand before this one.
+fn rule(site: &Site<'_>, before: &[KeyFile], i: usize, key: &KeyFile) -> Checked<()> {
+    let at = |field: &str| format!("auth.keys[{i}].{field}");
+    if !is_key_name(&key.name) {
+        return site.fail(&at("name"), "must match [A-Za-z0-9._-]{1,64}");
+    }
+    if before.iter().any(|k| k.name == key.name) {
+        return site.fail(&at("name"), format!("key {:?} is defined twice", key.name));
+    }
+    for (field, value) in [("rpm", &key.rpm), ("tpm", &key.tpm), ("budget", &key.budget)] {
+        if value.is_some() {
+            return site.fail(&at(field), "not available yet");
         }
-        if file.keys[..i].iter().any(|k| k.name == key.name) {
-            return site.fail(&at("name"), format!("key {:?} is defined twice", key.name));
-        }
-        for (field, value) in [("rpm", &key.rpm), ("tpm", &key.tpm), ("budget", &key.budget)] {
-            if value.is_some() {
-                return site.fail(&at(field), "not available yet");
-            }
-        }
-        match (&key.secret, &key.secret_sha256) {
-            (Some(_), None) => {}
-            (None, Some(hex)) if from_hex(hex).is_some() => {}
-            (None, Some(_)) => return site.fail(&at("secret_sha256"), "must be 64 hexadecimal digits"),
-            (Some(_), Some(_)) => {
-                return site.fail(
-                    &at("secret_sha256"),
-                    "give either secret or secret_sha256, not both",
-                );
-            }
-            (None, None) => return site.fail(&at("secret"), "give either secret or secret_sha256"),
-        }
-        if key.roles.is_empty() {
-            return site.fail(&at("roles"), "must name at least one role");
-        }
-        if key.concurrency == Some(0) {
+    }
+    match (&key.secret, &key.secret_sha256) {
+        (Some(_), None) => {}
+        (None, Some(hex)) if from_hex(hex).is_some() => {}
+        (None, Some(_)) => return site.fail(&at("secret_sha256"), "must be 64 hexadecimal digits"),
+        (Some(_), Some(_)) => {
             return site.fail(
-                &at("concurrency"),
-                "must be at least 1; leave it out for no limit",
+                &at("secret_sha256"),
+                "give either secret or secret_sha256, not both",
             );
         }
-        for (m, pattern) in key.models.iter().enumerate() {
-            if pattern_of(pattern).is_none() {
-                return site.fail(
-                    &at(&format!("models[{m}]")),
-                    "must be a model's name, \"*\", or the beginning of names followed by one \"*\"",
-                );
-            }
+        (None, None) => return site.fail(&at("secret"), "give either secret or secret_sha256"),
+    }
+    if key.roles.is_empty() {
+        return site.fail(&at("roles"), "must name at least one role");
+    }
+    if key.concurrency == Some(0) {
+        return site.fail(
+            &at("concurrency"),
+            "must be at least 1; leave it out for no limit",
+        );
+    }
+    for (m, pattern) in key.models.iter().enumerate() {
+        if pattern_of(pattern).is_none() {
+            return site.fail(
+                &at(&format!("models[{m}]")),
+                "must be a model's name, \"*\", or the beginning of names followed by one \"*\"",
+            );
         }
     }
     Ok(())
 }
 
 /// Reads the secrets and keeps their digests.
-pub(super) fn build(site: &Site<'_>, file: &AuthFile) -> Checked<Vec<KeySettings>> {
+pub(super) fn build(site: &Site<'_>, file: &AuthFile) -> Vec<KeySettings> {
     let mut seen: HashMap<Digest, &str> = HashMap::new();
     let mut keys = Vec::with_capacity(file.keys.len());
     for (i, key) in file.keys.iter().enumerate() {
@@ -104,13 +109,14 @@ pub(super) fn build(site: &Site<'_>, file: &AuthFile) -> Checked<Vec<KeySettings
             "secret_sha256"
         };
         let at = format!("auth.keys[{i}].{field}");
-        let digest = match (&key.secret, key.secret_sha256.as_deref().and_then(from_hex)) {
-            (Some(reference), _) => digest(site.secret(&at, reference)?.expose_secret()),
-            (None, Some(digest)) => digest,
-            (None, None) => return site.fail(&at, "must be 64 hexadecimal digits"),
+        let read = match (&key.secret, key.secret_sha256.as_deref().and_then(from_hex)) {
+            (Some(reference), _) => site.secret(&at, reference).map(|it| digest(it.expose_secret())),
+            (None, Some(digest)) => Ok(digest),
+            (None, None) => site.fail(&at, "must be 64 hexadecimal digits"),
         };
+        let Some(digest) = site.keep(read) else { continue };
         if let Some(other) = seen.insert(digest, &key.name) {
-            return site.fail(&at, format!("is the same secret as key {other:?} has"));
+            site.keep::<()>(site.fail(&at, format!("is the same secret as key {other:?} has")));
         }
         keys.push(KeySettings {
             name: Arc::from(key.name.as_str()),
@@ -121,7 +127,7 @@ pub(super) fn build(site: &Site<'_>, file: &AuthFile) -> Checked<Vec<KeySettings
             priority: key.priority.unwrap_or(Priority::Normal),
         });
     }
-    Ok(keys)
+    keys
 }
 
 /// `None`: not a pattern.

@@ -1,7 +1,7 @@
 //! `edge.toml`: strict parsing, validation, and the runtime settings made of it (design §4).
 //!
-//! One rule broken refuses the whole file, with file, line and key; nothing is half-started. What is accepted without
-//! effect is said in `Settings::notes`.
+//! One rule broken refuses the whole file, with file, line and key; nothing is half-started. Rules that are independent are all
+//! judged, so that one reading names all that is broken. What is accepted without effect is said in `Settings::notes`.
 
 mod agents;
 mod build;
@@ -25,30 +25,63 @@ pub use settings::{
 /// The configuration of an edge that was told nothing: scripted models on loopback.
 pub const DEMO: &str = include_str!("demo.toml");
 
+/// Why a configuration is refused: every fault that was found, in the order of the file.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", lines(.0))]
+pub struct Refused(Vec<ConfigError>);
+
+impl Refused {
+    /// At least one.
+    pub fn faults(&self) -> &[ConfigError] {
+        &self.0
+    }
+}
+
+impl From<ConfigError> for Refused {
+    fn from(fault: ConfigError) -> Self {
+        Self(vec![fault])
+    }
+}
+
+fn lines(faults: &[ConfigError]) -> String {
+    let lines: Vec<String> = faults.iter().map(ConfigError::to_string).collect();
+    lines.join("\n")
+}
+
 impl Settings {
     /// Makes settings of a file's text.
     ///
     /// # Errors
-    /// The first rule broken.
-    pub fn parse(file: &str, text: &str, world: &World<'_>) -> Result<Self, ConfigError> {
+    /// The first thing that cannot be read; else every rule broken by the text; else every reference that leads nowhere.
+    pub fn parse(file: &str, text: &str, world: &World<'_>) -> Result<Self, Refused> {
         let (parsed, source) = Source::parse::<file::EdgeFile>(file, text)?;
         build::settings(parsed, &source, world)
     }
+}
 
-    /// Reads and parses a file, its references resolved in the real world.
+impl StoreUrl {
+    /// What a file's text says of the store. Nothing else of it is judged, and no reference is followed: who looks after a database
+    /// need not have the secrets of the edge.
     ///
     /// # Errors
-    /// Unreadable, or the first rule broken.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let file = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|e| ConfigError {
-            file: file.clone(),
-            line: 1,
-            key: String::from("(file)"),
-            message: format!("cannot be read: {e}"),
-        })?;
-        Self::parse(&file, &text, &World::real())
+    /// The first thing that cannot be read, or the store's own fault.
+    pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
+        let (parsed, source) = Source::parse::<file::EdgeFile>(file, text)?;
+        build::store_of(&parsed, &source)
     }
+}
+
+/// The text of a file.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|e| ConfigError {
+        file: path.display().to_string(),
+        line: 1,
+        key: String::from("(file)"),
+        message: format!("cannot be read: {e}"),
+    })
 }
 
 /// Settings of a text in a world without files, where every variable holds its own name.

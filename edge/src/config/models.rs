@@ -18,63 +18,74 @@ pub(super) fn build(
     providers: &[ProviderConfig],
     has_link: bool,
     notes: &mut Vec<String>,
-) -> Checked<Vec<Model>> {
-    let mut models = Vec::with_capacity(files.len());
-    for (i, file) in files.iter().enumerate() {
-        let at = |field: &str| format!("models[{i}].{field}");
-        if !is_name(&file.name) {
-            return site.fail(&at("name"), "must be 1 to 512 bytes of printable text");
-        }
-        if file.name.starts_with("agent:") {
-            return site.fail(&at("name"), "agent:NAME is the agent NAME of [agents]");
-        }
-        if files[..i].iter().any(|m| m.name == file.name) {
-            return site.fail(&at("name"), format!("model {:?} is defined twice", file.name));
-        }
-        if file.candidates.is_empty() {
-            return site.fail(&at("candidates"), "must name at least one candidate");
-        }
-        let mut candidates: Vec<Candidate> = Vec::with_capacity(file.candidates.len());
-        for (c, written) in file.candidates.iter().enumerate() {
-            let key = at(&format!("candidates[{c}]"));
-            let candidate = candidate(site, &key, written, providers)?;
-            if candidates
-                .iter()
-                .any(|o| o.provider == candidate.provider && o.target == candidate.target)
-            {
-                return site.fail(&key, "names the same provider and target as another candidate");
-            }
-            if candidate.provider.node().is_some() && !has_link {
-                notes.push(format!(
-                    "{key}.provider is on a node, but without [link] no node can dial in"
-                ));
-            }
-            candidates.push(candidate);
-        }
-        let period = |field: &str, period| match period {
-            Some(p) => site.positive(&at(field), p).map(Some),
-            None => Ok(None),
-        };
-        models.push(Model {
-            name: Arc::from(file.name.as_str()),
-            candidates,
-            advertised: false,
-            liveness: Liveness {
-                stall: period("response_stall_timeout", file.response_stall_timeout)?,
-                first_content: period("first_content_timeout", file.first_content_timeout)?,
-                preset: file.liveness.map(|preset| match preset {
-                    LivenessPreset::Default => Preset::Default,
-                    LivenessPreset::Interactive => Preset::Interactive,
-                    LivenessPreset::Batch => Preset::Batch,
-                }),
-            },
-            affinity: match file.affinity {
-                file::Affinity::None => Affinity::None,
-                file::Affinity::Prefix => Affinity::Prefix,
-            },
-        });
+) -> Vec<Model> {
+    let models =
+        (0..files.len()).filter_map(|i| site.keep(model(site, files, i, providers, has_link, notes)));
+    models.collect()
+}
+
+/// The model at this place of the list.
+fn model(
+    site: &Site<'_>,
+    files: &[ModelFile],
+    i: usize,
+    providers: &[ProviderConfig],
+    has_link: bool,
+    notes: &mut Vec<String>,
+) -> Checked<Model> {
+    let file = &files[i];
+    let at = |field: &str| format!("models[{i}].{field}");
+    if !is_name(&file.name) {
+        return site.fail(&at("name"), "must be 1 to 512 bytes of printable text");
     }
-    Ok(models)
+    if file.name.starts_with("agent:") {
+        return site.fail(&at("name"), "agent:NAME is the agent NAME of [agents]");
+    }
+    if files[..i].iter().any(|m| m.name == file.name) {
+        return site.fail(&at("name"), format!("model {:?} is defined twice", file.name));
+    }
+    if file.candidates.is_empty() {
+        return site.fail(&at("candidates"), "must name at least one candidate");
+    }
+    let mut candidates: Vec<Candidate> = Vec::with_capacity(file.candidates.len());
+    for (c, written) in file.candidates.iter().enumerate() {
+        let key = at(&format!("candidates[{c}]"));
+        let candidate = candidate(site, &key, written, providers)?;
+        if candidates
+            .iter()
+            .any(|o| o.provider == candidate.provider && o.target == candidate.target)
+        {
+            return site.fail(&key, "names the same provider and target as another candidate");
+        }
+        if candidate.provider.node().is_some() && !has_link {
+            notes.push(format!(
+                "{key}.provider is on a node, but without [link] no node can dial in"
+            ));
+        }
+        candidates.push(candidate);
+    }
+    let period = |field: &str, period| match period {
+        Some(p) => site.positive(&at(field), p).map(Some),
+        None => Ok(None),
+    };
+    Ok(Model {
+        name: Arc::from(file.name.as_str()),
+        candidates,
+        advertised: false,
+        liveness: Liveness {
+            stall: period("response_stall_timeout", file.response_stall_timeout)?,
+            first_content: period("first_content_timeout", file.first_content_timeout)?,
+            preset: file.liveness.map(|preset| match preset {
+                LivenessPreset::Default => Preset::Default,
+                LivenessPreset::Interactive => Preset::Interactive,
+                LivenessPreset::Batch => Preset::Batch,
+            }),
+        },
+        affinity: match file.affinity {
+            file::Affinity::None => Affinity::None,
+            file::Affinity::Prefix => Affinity::Prefix,
+        },
+    })
 }
 
 fn candidate(

@@ -132,14 +132,128 @@ fn parse(text: &str) -> Result<Settings, ConfigError> {
         Some("token") => Ok(String::from("from-file\n")),
         _ => Err(io::Error::from(io::ErrorKind::NotFound)),
     };
-    Settings::parse(
-        "edge.toml",
-        text,
-        &World {
-            env: &env,
-            file: &file,
-        },
-    )
+    let world = World {
+        env: &env,
+        file: &file,
+    };
+    Settings::parse("edge.toml", text, &world).map_err(|refused| refused.faults()[0].clone())
+}
+
+/// Line and key of every fault.
+fn faults(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Vec<(usize, String)> {
+    let file = |_: &Path| Err(io::Error::from(io::ErrorKind::NotFound));
+    let refused = Settings::parse("edge.toml", text, &World { env, file: &file })
+        .err()
+        .unwrap();
+    assert_eq!(
+        refused.to_string().lines().count(),
+        refused.faults().len(),
+        "{refused}"
+    );
+    refused
+        .faults()
+        .iter()
+        .map(|fault| (fault.line, fault.key.clone()))
+        .collect()
+}
+
+#[test]
+fn every_fault_that_stands_alone_is_named_in_the_order_of_the_file() {
+    let text = "\
+[server]
+body_limit = \"1B\"
+[gate]
+max_attempts = 0
+[[providers]]
+id = \"p\"
+adapter = \"openai\"
+[[models]]
+name = \"m\"
+candidates = [{ provider = \"q\", target = \"t\" }]
+[[models]]
+name = \"n\"
+candidates = []
+[auth]
+keys = [
+  { name = \"a b\", secret = { env = \"NONE\" } },
+  { name = \"c\" },
+]
+[store]
+url = \"mysql://\"
+[agents.a]
+model = \"\"
+[agents.b]
+model = \"\"
+[webhooks.x]
+";
+    let found = faults(text, &|_| None);
+    let keys: Vec<&str> = found.iter().map(|(_, key)| key.as_str()).collect();
+    assert_eq!(
+        keys,
+        [
+            "server.body_limit",
+            "gate.max_attempts",
+            "providers[0].base_url",
+            "models[0].candidates[0].provider",
+            "models[1].candidates",
+            "auth.keys[0].name",
+            "auth.keys[1].secret",
+            "store.url",
+            "agents.a.model",
+            "agents.b.model",
+            "webhooks",
+        ]
+    );
+    assert!(found.is_sorted_by_key(|(line, _)| *line), "{found:?}");
+}
+
+#[test]
+fn every_secret_that_is_missing_is_named_once_the_text_is_right() {
+    let text = "\
+[link]
+tokens = [{ env = \"A\" }, { file = \"b\" }]
+[auth]
+keys = [{ name = \"c\", secret = { env = \"C\" } }, { name = \"d\", secret = { env = \"D\" } }]
+[[providers]]
+id = \"p\"
+adapter = \"openai\"
+base_url = \"http://127.0.0.1:1/v1\"
+api_key = { env = \"E\" }
+";
+    let found = faults(text, &|name| (name == "D").then(|| String::from("there")));
+    let keys: Vec<&str> = found.iter().map(|(_, key)| key.as_str()).collect();
+    assert_eq!(
+        keys,
+        [
+            "link.tokens[0]",
+            "link.tokens[1]",
+            "auth.keys[0].secret",
+            "providers[0].api_key"
+        ]
+    );
+    // Nothing is asked of the outside for a text that is wrong anyway.
+    let wrong = text.replace("\"c\"", "\"c c\"");
+    assert_eq!(
+        faults(&wrong, &|_| None),
+        [(4, String::from("auth.keys[0].name"))]
+    );
+}
+
+#[test]
+fn the_store_is_told_without_the_secrets_of_the_edge() {
+    let text = "[auth]\nkeys = [{ name = \"a b\", secret = { env = \"NONE\" } }]\n";
+    let said = |more: &str| StoreUrl::parse("edge.toml", &format!("{text}{more}"));
+    assert!(said("").ok().unwrap() == StoreUrl::Sqlite("sqlite://iop.db".into()));
+    let postgres = said("[store]\nurl = \"postgres://iop@db/iop\"\n").ok().unwrap();
+    assert!(postgres == StoreUrl::Postgres("postgres://iop@db/iop".into()));
+    for (wrong, line, key) in [
+        ("[store]\nurl = \"iop.db\"\n", 4, "store.url"),
+        ("[store]\nurl = \"memory://\"\n", 4, "store.url"),
+        ("[store]\nuri = \"\"\n", 4, "store.uri"),
+    ] {
+        let e = said(wrong).err().unwrap();
+        assert_eq!((e.line, e.key.as_str()), (line, key), "{e}");
+    }
 }
 
 fn refused(text: &str) -> ConfigError {
