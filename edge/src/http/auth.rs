@@ -169,13 +169,21 @@ impl Caller {
     /// # Errors
     /// `permission_denied` without the role.
     pub fn require(&self, role: Role) -> Result<(), ApiError> {
-        if self.0.settings.roles.contains(role) {
+        self.require_any(&[role])
+    }
+
+    /// # Errors
+    /// `permission_denied` without any of the roles; it names each that would do.
+    pub fn require_any(&self, roles: &[Role]) -> Result<(), ApiError> {
+        if roles.iter().any(|role| self.has(*role)) {
             return Ok(());
         }
-        Err(ApiError::new(
-            ErrorKind::PermissionDenied,
-            format!("This API key does not have the role \"{role}\"."),
-        ))
+        let names: Vec<String> = roles.iter().map(|role| format!("\"{role}\"")).collect();
+        let message = match &*names {
+            [name] => format!("This API key does not have the role {name}."),
+            names => format!("This API key has none of the roles {}.", names.join(", ")),
+        };
+        Err(ApiError::new(ErrorKind::PermissionDenied, message))
     }
 
     /// Whether the allow-list names this model.
@@ -277,6 +285,17 @@ mod tests {
             caller.require(Role::Admin).unwrap_err().kind,
             ErrorKind::PermissionDenied
         );
+        // Whoever asks for a role is told of all that would do.
+        let said = |roles: &[Role]| caller.require_any(roles).unwrap_err().message;
+        assert_eq!(
+            said(&[Role::Admin]),
+            "This API key does not have the role \"admin\"."
+        );
+        assert_eq!(
+            said(&[Role::Operator, Role::Admin]),
+            "This API key has none of the roles \"operator\", \"admin\"."
+        );
+        assert!(caller.require_any(&[Role::Operator, Role::Inference]).is_ok());
         assert!(caller.may_use("m") && !caller.may_use("n"));
     }
 
