@@ -40,7 +40,7 @@ pub(super) struct Runs {
 enum Verb {
     /// Lists the newest runs, the newest last, or the pending approvals, the oldest first.
     Ls(Ls),
-    /// Shows a run: where it stands, what it waits for, its turns and steps.
+    /// Shows a run: where it stands, what it waits for, what was decided, its turns, calls and steps.
     Show {
         #[arg(value_parser = id)]
         run: String,

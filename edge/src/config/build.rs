@@ -11,12 +11,12 @@ use std::time::Duration;
 use iop_node::ProviderSettings;
 use iop_shared::config::{ByteSize, ConfigError, Period, SecretRef, SecretString, Source, TlsConfig};
 
-use super::file::{EdgeFile, EjectionFile, GateFile, LinkFile, QueueFile, RunsFile, ServerFile, StoreFile};
+use super::file::{EdgeFile, EjectionFile, GateFile, LinkFile, QueueFile, ServerFile};
 use super::settings::{
     EjectionSettings, GateSettings, KeySettings, LinkSettings, QueueSettings, RunsSettings, ServerSettings,
     Settings, StoreUrl,
 };
-use super::{Refused, agents, keys, models};
+use super::{Refused, agents, keys, models, runs};
 use crate::agents::prices::Prices;
 use crate::http::tls::{self, Alpn};
 use crate::pool::Model;
@@ -48,7 +48,7 @@ pub(super) struct Site<'a> {
 pub(super) type Checked<T> = Result<T, ConfigError>;
 
 impl<'a> Site<'a> {
-    fn new(source: &'a Source, world: &'a World<'a>) -> Self {
+    pub(super) fn new(source: &'a Source, world: &'a World<'a>) -> Self {
         Self {
             source,
             world,
@@ -180,8 +180,8 @@ fn rules(site: &Site<'_>, file: &EdgeFile, notes: &mut Vec<String>) -> Option<Ru
     let gate = site.keep(gate(site, &file.gate));
     let queue = site.keep(queue(site, &file.queue));
     let ejection = site.keep(ejection(site, file.ejection.as_ref()));
-    let runs = site.keep(runs(site, file.runs.as_ref().unwrap_or(&RunsFile::default())));
-    let store = site.keep(store(site, file));
+    let runs = site.keep(runs::rules(site, file.runs.as_ref()));
+    let store = site.keep(runs::store(site, file));
     provider_rules(site, file);
     let models = models::build(site, &file.models, &file.providers, file.link.is_some(), notes);
     keys::rules(site, &file.auth);
@@ -249,18 +249,6 @@ fn outside(site: &Site<'_>, file: &EdgeFile) -> Option<Outside> {
         providers: providers.collect(),
         tls: tls?,
     })
-}
-
-/// What a file says of the store.
-///
-/// # Errors
-/// Its fault.
-pub(super) fn store_of(file: &EdgeFile, source: &Source) -> Checked<StoreUrl> {
-    let nothing = World {
-        env: &|_| None,
-        file: &|_| Err(std::io::ErrorKind::NotFound.into()),
-    };
-    store(&Site::new(source, &nothing), file)
 }
 
 const LATER: &str = "not available yet";
@@ -402,79 +390,6 @@ fn ejection(site: &Site<'_>, file: Option<&EjectionFile>) -> Checked<EjectionSet
         base,
         max: file.max.0,
     })
-}
-
-/// The longest span the runtime counts with.
-const YEAR: Duration = Duration::from_hours(24 * 366);
-
-/// What one row of a database holds with room to spare.
-const ROW: ByteSize = ByteSize::mib(512);
-
-fn runs(site: &Site<'_>, file: &RunsFile) -> Checked<RunsSettings> {
-    if file.workers == 0 {
-        return site.fail("runs.workers", "must be at least 1");
-    }
-    for (key, period, least, words) in [
-        ("runs.lease_ttl", file.lease_ttl, Duration::from_secs(1), "1s"),
-        (
-            "runs.poll_interval",
-            file.poll_interval,
-            Duration::from_millis(50),
-            "50ms",
-        ),
-        ("runs.cancel_grace", file.cancel_grace, Duration::ZERO, "0s"),
-    ] {
-        if !(least..=YEAR).contains(&period.0) {
-            return site.fail(key, format!("must be at least {words} and at most a year"));
-        }
-    }
-    for (key, size) in [
-        ("runs.max_state", file.max_state),
-        ("runs.max_result", file.max_result),
-    ] {
-        if !(ByteSize::kib(1)..=ROW).contains(&size) {
-            return site.fail(key, "must be at least 1KiB and at most 512MiB");
-        }
-    }
-    Ok(RunsSettings {
-        workers: file.workers,
-        lease_ttl: file.lease_ttl.0,
-        poll_interval: file.poll_interval.0,
-        max_state: file.max_state.0,
-        max_result: file.max_result.0,
-        cancel_grace: file.cancel_grace.0,
-    })
-}
-
-/// A store that forgets is one that was meant (D271).
-fn store(site: &Site<'_>, file: &EdgeFile) -> Checked<StoreUrl> {
-    let dev = file.runs.as_ref().is_some_and(|runs| runs.dev);
-    let default = StoreFile::default();
-    let url = &file.store.as_ref().unwrap_or(&default).url;
-    let rest = |scheme: &str| url.strip_prefix(scheme).filter(|rest| !rest.is_empty());
-    if let Some(file) = rest("sqlite://") {
-        if file.starts_with('?') || file.contains(":memory:") || file.contains("mode=memory") {
-            return site.fail(
-                "store.url",
-                "must name a file: sqlite://FILE; memory:// is a store that forgets",
-            );
-        }
-        Ok(StoreUrl::Sqlite(url.clone()))
-    } else if rest("postgres://").or_else(|| rest("postgresql://")).is_some() {
-        Ok(StoreUrl::Postgres(url.clone()))
-    } else if url == "memory://" && dev {
-        Ok(StoreUrl::Memory)
-    } else if url == "memory://" {
-        site.fail(
-            "store.url",
-            "memory:// forgets every run when the process ends; only with [runs] dev = true",
-        )
-    } else {
-        site.fail(
-            "store.url",
-            "must be sqlite://FILE or postgres://USER@HOST/DATABASE",
-        )
-    }
 }
 
 fn provider_rules(site: &Site<'_>, file: &EdgeFile) {

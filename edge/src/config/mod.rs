@@ -8,6 +8,7 @@ mod build;
 mod file;
 mod keys;
 mod models;
+mod runs;
 mod settings;
 
 use std::path::Path;
@@ -67,7 +68,7 @@ impl StoreUrl {
     /// The first thing that cannot be read, or the store's own fault.
     pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
         let (parsed, source) = Source::parse::<file::EdgeFile>(file, text)?;
-        build::store_of(&parsed, &source)
+        runs::store_of(&parsed, &source)
     }
 }
 

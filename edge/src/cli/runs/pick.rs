@@ -21,7 +21,7 @@ pub(super) fn approval<'a>(all: &'a [Approval], what: &Decide) -> Result<&'a App
     }
     let pending = all.iter().filter(|approval| approval.is_pending());
     let none = format!("no call of run {run} waits for an approval");
-    only(pending, none, "calls", "approval", &run, |one| {
+    only(pending, &none, "calls", "approval", &run, |one| {
         format!(
             "{} {} {}",
             plain(&one.id),
@@ -46,7 +46,7 @@ pub(super) fn input<'a>(
     }
     let id = plain(&run.id);
     let none = format!("run {id} asks nothing");
-    let one = only(asked(), none, "questions", "input", &id, |one| {
+    let one = only(asked(), &none, "questions", "input", &id, |one| {
         let words = [&one.id, &one.prompt].into_iter().flatten();
         words.map(|word| plain(word)).collect::<Vec<_>>().join(" ")
     })?;
@@ -80,7 +80,7 @@ pub(super) fn effect<'a>(
     let none = format!("run {run} has no call of unknown effect");
     only(
         unknown,
-        none,
+        &none,
         "calls of unknown effect",
         "activity",
         &run,
@@ -99,7 +99,7 @@ pub(super) fn effect<'a>(
 /// The only one that is open.
 fn only<'a, T>(
     open: impl Iterator<Item = &'a T>,
-    none: String,
+    none: &str,
     things: &str,
     word: &str,
     run: &str,

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::value::RawValue;
 
-use self::text::{age, distance, excerpt, indented, line, or_dash, table, until};
+use self::text::{age, distance, excerpt, indented, line, or_dash, shell, table, until};
 pub(super) use self::text::{json, plain};
 use super::wire::{Activity, Approval, Budget, Outcome, Run, RunError, Step, Time, Turn, WaitingOn};
 
@@ -289,7 +289,8 @@ fn waiting_on(text: &mut String, run: &Run, on: &WaitingOn, now: Timestamp) {
 
 /// What somebody types who has an answer.
 fn commands(run: &Run, on: &WaitingOn) -> Vec<String> {
-    let verb = |verb: &str, id: &str| format!("iop-edge runs {verb} {} {}", plain(&run.id), plain(id));
+    let run = shell(&run.id);
+    let verb = |verb: &str, id: &str| format!("iop-edge runs {verb} {run} {}", shell(id));
     match (&*on.kind, &on.id, &on.activity_id) {
         ("approval", Some(id), _) => vec![verb("approve", id), verb("deny", id)],
         ("input", Some(id), _) => vec![format!("{} --text …", verb("answer", id))],
@@ -297,7 +298,7 @@ fn commands(run: &Run, on: &WaitingOn) -> Vec<String> {
             verb("reconcile", id),
             format!("{} --action complete|fail|retry …", verb("resolve", id)),
         ],
-        ("resume", _, _) => vec![format!("iop-edge runs resume {}", plain(&run.id))],
+        ("resume", _, _) => vec![format!("iop-edge runs resume {run}")],
         _ => on.url.iter().map(|url| format!("POST {}", plain(url))).collect(),
     }
 }

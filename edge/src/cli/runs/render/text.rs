@@ -56,6 +56,17 @@ fn is_hidden(c: char) -> bool {
             | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
 }
 
+/// A word that a shell takes as one, whatever a client called its run.
+pub(super) fn shell(text: &str) -> String {
+    let is_safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let shown = plain(text);
+    if !shown.is_empty() && shown.chars().all(is_safe) {
+        shown
+    } else {
+        format!("'{}'", shown.replace('\'', r"'\''"))
+    }
+}
+
 /// The beginning of a long text.
 pub(super) fn excerpt(text: &str) -> String {
     match text.char_indices().nth(EXCERPT) {

@@ -17,6 +17,19 @@ fn what_a_terminal_would_act_on_is_shown_as_json_escapes() {
 }
 
 #[test]
+fn what_is_pasted_into_a_shell_is_one_word() {
+    for (id, word) in [
+        ("run_01-a.b", "run_01-a.b"),
+        ("a; rm -rf ~", "'a; rm -rf ~'"),
+        ("it's $(x)", r"'it'\''s $(x)'"),
+        ("a\nb", r"'a\u000ab'"),
+        ("", "''"),
+    ] {
+        assert_eq!(shell(id), word);
+    }
+}
+
+#[test]
 fn a_long_text_is_shown_by_its_beginning() {
     let long = "é".repeat(EXCERPT);
     assert_eq!(excerpt(&long), long);
