@@ -60,6 +60,8 @@ async fn paused(world: &World, api: &Api, input: &str) -> (String, Value) {
     world.stubs.llm.plays(input, say);
     let run = api.run(GUARDED, input).await;
     let on = api.waits_on(&run, "approval", 1).await;
+    // It is listed as soon as it is armed; the run has its revision when it is parked.
+    api.until(&run, &["waiting"]).await;
     (run, on[0].clone())
 }
 
@@ -147,6 +149,7 @@ fn what_is_asked_of_one_revision_is_not_done_to_another() {
             let id = api.run(WORKER, input).await;
             let wait = api.waits_on(&id, "input", 1).await[0]["id"].clone();
             let wait = wait.as_str().unwrap();
+            api.until(&id, &["waiting"]).await;
             let (path, body) = if room.is_empty() {
                 (format!("/runs/{id}/inputs/{wait}"), body)
             } else {
