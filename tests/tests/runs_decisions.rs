@@ -577,6 +577,7 @@ fn a_run_without_its_definition_waits_for_it() {
             let run = api.run("passing", "passing").await;
             let on = api.waits_on(&run, "approval", 1).await;
             let asked = api.waits_on(&run, "input", 1).await;
+            api.until(&run, &["waiting"]).await;
             assert_eq!(delete(&api, "/agents/passing").await.status(), 204);
 
             let seen = api.seen_run(&run).await;
