@@ -2,15 +2,16 @@
 //!
 //! Nobody waits for a batch to fill. A committer lets those who can push at this moment do so, which costs nothing when there are
 //! none, and takes what is there. While one batch is under way the disk is busy with it: a second is worth its own wait for the
-//! disk when it is as large as the first, or when the first takes long because it waits for a lock.
+//! disk when it is as large as the first, or when the first takes long because it waits for a lock. Creations share no statement
+//! with what runs write, and who asks for one is kept waiting by it (durable-api section 7): they go beside whatever else is under way.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::work::Write;
+use super::work::{Kind, Write};
 use crate::ids::RunId;
 
 /// The most writes of a batch.
@@ -36,24 +37,16 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Write>,
-    /// Runs that a committer is writing at this moment.
-    busy: HashSet<RunId>,
+    busy: Busy,
     closed: bool,
 }
 
-/// Whether two writes can share a statement.
-fn same_kind(a: &Write, b: &Write) -> bool {
-    matches!(
-        (a, b),
-        (Write::Create(_), Write::Create(_))
-            | (Write::Commit(_), Write::Commit(_))
-            | (Write::Post(_), Write::Post(_))
-    )
-}
+/// Runs that a committer is writing at this moment, and what is written of each.
+type Busy = HashMap<RunId, Kind>;
 
-/// Takes a batch: of one kind, in order, one write per run and none of a run that is busy. A write that is passed over keeps
-/// its place, and those of its run behind it do too.
-fn take(waiting: &mut VecDeque<Write>, busy: &HashSet<RunId>) -> Vec<Write> {
+/// Takes a batch: of one kind, the one that is asked for or that of the first, in order, one write per run and none of a run that
+/// is busy. A write that is passed over keeps its place, and those of its run behind it do too.
+fn take(waiting: &mut VecDeque<Write>, busy: &Busy, mut kind: Option<Kind>) -> Vec<Write> {
     let mut batch: Vec<Write> = Vec::new();
     let mut bytes = 0;
     let mut seen: HashSet<RunId> = HashSet::new();
@@ -63,10 +56,10 @@ fn take(waiting: &mut VecDeque<Write>, busy: &HashSet<RunId>) -> Vec<Write> {
             break;
         };
         let first_of_run = seen.insert(write.run().clone());
-        let fits = batch
-            .first()
-            .is_none_or(|first| same_kind(first, &write) && bytes + write.bytes() <= BATCH_BYTES);
-        if fits && first_of_run && !busy.contains(write.run()) {
+        let fits = kind.is_none_or(|kind| write.kind() == kind)
+            && (batch.is_empty() || bytes + write.bytes() <= BATCH_BYTES);
+        if fits && first_of_run && !busy.contains_key(write.run()) {
+            kind = Some(write.kind());
             bytes += write.bytes();
             batch.push(write);
         } else {
@@ -105,10 +98,12 @@ impl Queue {
                     busy,
                     closed,
                 } = &mut *state;
-                if busy.is_empty() || waiting.len() >= busy.len().max(SECOND_MIN) || impatient {
-                    let batch = take(waiting, busy);
+                let any = busy.is_empty() || waiting.len() >= busy.len().max(SECOND_MIN) || impatient;
+                let creates = busy.values().any(|kind| *kind == Kind::Create);
+                if any || !creates {
+                    let batch = take(waiting, busy, (!any).then_some(Kind::Create));
                     if !batch.is_empty() {
-                        busy.extend(batch.iter().map(|write| write.run().clone()));
+                        busy.extend(batch.iter().map(|write| (write.run().clone(), write.kind())));
                         return Some(batch);
                     }
                 }
@@ -174,7 +169,9 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::store::postgres::work::{Job, Posting, Rows};
+    use crate::store::postgres::work::{Creation, Job, Posting, Rows};
+    use crate::testing::build;
+    use crate::time::Timestamp;
 
     fn post(run: &str) -> Write {
         let (reply, _) = oneshot::channel();
@@ -188,6 +185,13 @@ mod tests {
             },
             reply,
         }))
+    }
+
+    fn creation(run: &str) -> Write {
+        let run = RunId::new(run).unwrap();
+        let (reply, _) = oneshot::channel();
+        let work = Creation::new(build::create(&run, Timestamp::from_millis(1).unwrap())).unwrap();
+        Write::Create(Box::new(Job { run, work, reply }))
     }
 
     fn runs(writes: impl IntoIterator<Item = Write>) -> Vec<String> {
@@ -220,8 +224,8 @@ mod tests {
                     under_way.remove(0);
                 }
                 if turn <= 1 && under_way.len() < 2 {
-                    let busy = under_way.iter().flatten().map(|run| RunId::new(run).unwrap()).collect();
-                    let batch = take(&mut waiting, &busy);
+                    let busy = under_way.iter().flatten().map(|run| (RunId::new(run).unwrap(), Kind::Post)).collect();
+                    let batch = take(&mut waiting, &busy, None);
                     signals.extend(batch.iter().map(|write| match write {
                         Write::Post(job) => job.work.signal,
                         Write::Create(_) | Write::Commit(_) => unreachable!(),
@@ -235,7 +239,7 @@ mod tests {
                 }
             }
             while !waiting.is_empty() {
-                let batch = take(&mut waiting, &HashSet::new());
+                let batch = take(&mut waiting, &Busy::new(), None);
                 prop_assert!(!batch.is_empty());
                 signals.extend(batch.iter().map(|write| match write {
                     Write::Post(job) => job.work.signal,
@@ -255,7 +259,7 @@ mod tests {
     #[test]
     fn a_batch_is_bounded_and_a_large_write_goes_alone() {
         let mut waiting: VecDeque<Write> = (0..BATCH_MAX + 10).map(|n| post(&format!("r{n}"))).collect();
-        assert_eq!(take(&mut waiting, &HashSet::new()).len(), BATCH_MAX);
+        assert_eq!(take(&mut waiting, &Busy::new(), None).len(), BATCH_MAX);
         assert_eq!(waiting.len(), 10);
         let mut large = post("large");
         if let Write::Post(job) = &mut large {
@@ -267,12 +271,39 @@ mod tests {
         waiting.push_front(large);
         waiting.push_front(post("small"));
         assert_eq!(
-            runs(take(&mut waiting, &HashSet::new())).len(),
+            runs(take(&mut waiting, &Busy::new(), None)).len(),
             11,
             "the others pass it"
         );
-        assert_eq!(runs(take(&mut waiting, &HashSet::new())), ["large"]);
+        assert_eq!(runs(take(&mut waiting, &Busy::new(), None)), ["large"]);
         assert!(waiting.is_empty());
+    }
+
+    /// The one that waits has a long patience: the clock stands still.
+    #[tokio::test(start_paused = true)]
+    async fn a_creation_waits_for_creations_only() {
+        let queue = Queue::default();
+        assert!(queue.push(post("a")).is_ok());
+        let under_way = queue.next().await.unwrap();
+        assert_eq!(runs(under_way), ["a"]);
+        for write in [post("b"), creation("c"), post("d"), creation("e")] {
+            assert!(queue.push(write).is_ok());
+        }
+        let began = tokio::time::Instant::now();
+        let creations = queue.next().await.unwrap();
+        assert_eq!(runs(creations), ["c", "e"]);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        // One statement of creations at a time: the next ones gather meanwhile.
+        assert!(queue.push(creation("f")).is_ok());
+        let next = queue.next();
+        tokio::pin!(next);
+        assert!(futures_util::poll!(next.as_mut()).is_pending());
+        queue.done([RunId::new("c").unwrap(), RunId::new("e").unwrap()].iter());
+        assert_eq!(runs(next.await.unwrap()), ["f"]);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        // What was passed over kept its place.
+        queue.done([RunId::new("a").unwrap(), RunId::new("f").unwrap()].iter());
+        assert_eq!(runs(queue.next().await.unwrap()), ["b", "d"]);
     }
 
     #[tokio::test]

@@ -88,6 +88,14 @@ pub(super) enum Write {
     Post(Box<Job<Posting>>),
 }
 
+/// Writes of one kind can share a statement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Create,
+    Commit,
+    Post,
+}
+
 /// A span as leases count it: whole milliseconds, at least one, never longer than there is time.
 pub(super) fn ttl_ms(ttl: Duration) -> i64 {
     let ms = i64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX);
@@ -257,6 +265,14 @@ impl Write {
             Self::Create(job) => &job.run,
             Self::Commit(job) => &job.run,
             Self::Post(job) => &job.run,
+        }
+    }
+
+    pub(super) const fn kind(&self) -> Kind {
+        match self {
+            Self::Create(_) => Kind::Create,
+            Self::Commit(_) => Kind::Commit,
+            Self::Post(_) => Kind::Post,
         }
     }
 
