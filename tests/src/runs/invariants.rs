@@ -20,8 +20,17 @@ impl World {
         for run in api.all("/runs").await {
             // An id may be any text.
             let id = &encode(run["id"].as_str().unwrap());
-            let run = api.seen_run(id).await;
-            let events = api.events(id).await;
+            // Of one moment: a run may have been woken by the last thing that a test did.
+            let (run, events) = eventually("a run stands still", Duration::from_secs(10), || async {
+                let run = api.seen_run(id).await;
+                let events = api.events(id).await;
+                if api.seen_run(id).await["revision"] == run["revision"] {
+                    Ok((run, events))
+                } else {
+                    Err(run.to_string())
+                }
+            })
+            .await;
             gapless(id, &events);
             ends_once(id, &run, &events);
         }
