@@ -23,6 +23,7 @@ pub mod provider;
 pub mod relay;
 pub mod runs;
 pub mod sdk;
+pub mod shell;
 pub mod skew;
 pub mod stack;
 pub mod tool_stub;
