@@ -117,16 +117,17 @@ impl Api {
         seen
     }
 
-    /// Waits until a run waits for `n` of this kind, and gives what it waits on.
+    /// Waits until a run has paused on `n` of this kind, and gives what it waits on. No worker holds it then: what
+    /// kills the edge finds it waiting, whenever it comes.
     ///
     /// # Panics
     /// When it does not within 40 s.
     pub async fn waits_on(&self, run: &str, kind: &str, n: usize) -> Vec<Value> {
-        eventually(&format!("{run} waits on {n} of {kind}"), WITHIN, || async {
+        eventually(&format!("{run} has paused on {n} of {kind}"), WITHIN, || async {
             let seen = self.seen_run(run).await;
             let mut on = seen["waiting_on"].as_array().cloned().unwrap_or_default();
             on.retain(|w| w["kind"] == kind);
-            if on.len() == n {
+            if on.len() == n && seen["status"] != "running" {
                 Ok(on)
             } else {
                 Err(seen.to_string())
