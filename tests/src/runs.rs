@@ -15,6 +15,7 @@ pub use api::{Api, TERMINAL, encode, waiting_ids};
 pub use sse::{Event, Sse};
 
 use crate::config::{Provider, Setup, key};
+use crate::db_proxy::DbProxy;
 use crate::llm::{Llm, MODEL};
 use crate::mcp_stub::McpStub;
 use crate::postgres::{self, Postgres};
@@ -135,19 +136,41 @@ impl World {
 
     /// One edge that reaches its PostgreSQL through a relay. Edges that are added after `options.store_url` was taken away reach it
     /// by themselves.
-    pub async fn behind_relay(mut options: Options, agents: impl FnOnce(&Stubs) -> String) -> (Self, Relay) {
+    pub async fn behind_relay(options: Options, agents: impl FnOnce(&Stubs) -> String) -> (Self, Relay) {
+        Self::behind(options, agents, async |own| {
+            let relay = Relay::start(&own).await;
+            (relay.addr.clone(), relay)
+        })
+        .await
+    }
+
+    /// One edge that reaches its PostgreSQL through a proxy that loses answers.
+    pub async fn behind_proxy(options: Options, agents: impl FnOnce(&Stubs) -> String) -> (Self, DbProxy) {
+        Self::behind(options, agents, async |own| {
+            let proxy = DbProxy::start(&own).await;
+            (proxy.addr.clone(), proxy)
+        })
+        .await
+    }
+
+    /// One edge that reaches its PostgreSQL through what `between` starts in front of an address, and gives with its own.
+    async fn behind<T>(
+        mut options: Options,
+        agents: impl FnOnce(&Stubs) -> String,
+        between: impl AsyncFnOnce(String) -> (String, T),
+    ) -> (Self, T) {
         let server = postgres::Options {
             tcp: true,
             ..postgres::Options::default()
         };
         let postgres = Postgres::with(server).await;
         let own = format!("127.0.0.1:{}", postgres.port().unwrap());
-        let relay = Relay::start(&own).await;
-        options.store_url = Some(postgres.url().replace(&own, &relay.addr));
+        let (addr, between) = between(own.clone()).await;
+        options.store_url = Some(postgres.url().replace(&own, &addr));
         let mut world = Self::without_edges(Db::Sqlite, options, agents).await;
         world.postgres = Some(postgres);
         world.add_edge().await;
-        (world, relay)
+        (world, between)
     }
 
     /// The store's URL as the configuration has it.

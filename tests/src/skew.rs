@@ -1,13 +1,14 @@
 //! The wall clock of a process under the test's control: what it reads of the time of day is moved by whole seconds, at its start and
 //! while it runs. Its monotonic clock, and every other process, keep the machine's time.
 //!
-//! The moving is done between the process and its C library (`LD_PRELOAD`), by a few lines of C that are compiled here.
+//! The moving is done between the process and its C library.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::process::Command;
 
 use tempfile::TempDir;
+
+use crate::preload;
 
 const SOURCE: &str = r#"
 #include <fcntl.h>
@@ -64,14 +65,7 @@ impl Skew {
     /// When there is no C compiler.
     pub fn of(seconds: i64) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (source, library) = (dir.path().join("skew.c"), dir.path().join("skew.so"));
-        std::fs::write(&source, SOURCE).unwrap();
-        let mut compiler = Command::new("cc");
-        compiler.args(["-shared", "-fPIC", "-O2", "-o"]);
-        let output = compiler.arg(&library).arg(&source).output();
-        let output = output.unwrap_or_else(|e| panic!("cc: {e} (is it installed?)"));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "cc: {said}");
+        preload::library(dir.path(), "skew", SOURCE);
         let skew = Self {
             seconds: File::create(dir.path().join("seconds")).unwrap(),
             dir,

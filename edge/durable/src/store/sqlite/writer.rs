@@ -3,7 +3,7 @@
 //! (durable-api §9).
 //!
 //! Each job stands in a savepoint: one that is refused or fails is undone and fails alone. When SQLite gives up the transaction,
-//! nothing of the batch was written and everybody in it is told so. When the commit fails, nobody knows.
+//! nothing of the batch was written and everybody in it is told so. When the commit fails, nobody knows, but for a full disk.
 //!
 //! The reads go through sqlx, this does not: a driver that hands each statement to a thread costs two switches of threads per
 //! statement, which is more than the statement does.
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rusqlite::{Connection, OptionalExtension as _, Params, Row};
+use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Params, Row};
 use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::Checkpoints;
@@ -284,7 +284,7 @@ impl State {
         }
         let failed = match lost {
             Some(error) => Some(StoreError::unavailable(error)),
-            None => execute(&conn, "COMMIT").err().map(StoreError::unconfirmed),
+            None => execute(&conn, "COMMIT").err().map(uncommitted),
         };
         // Before anybody is told: who was told finds it counted.
         if conn.total_changes() != before {
@@ -325,6 +325,16 @@ impl State {
         if conn.is_autocommit() || (execute(&conn, "ROLLBACK").is_ok() && conn.is_autocommit()) {
             self.conn = Some(conn);
         }
+    }
+}
+
+/// What a `COMMIT` that failed says. The frame that commits is the last that is written to the log (on a file system whose sectors
+/// are not torn, which SQLite takes Linux's to be): where there is no room, it is not there.
+fn uncommitted(error: rusqlite::Error) -> StoreError {
+    if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
+        StoreError::unavailable(error)
+    } else {
+        StoreError::unconfirmed(error)
     }
 }
 
