@@ -1,0 +1,124 @@
+//! Ways around an approval, and ids that are nearly the same: what is not the thing itself reaches nothing (durable-scenarios §1, §5).
+
+use iop_tests::llm::Say;
+use iop_tests::run;
+use iop_tests::runs::agents::{GUARDED, WORKER, all};
+use iop_tests::runs::{Api, BOSS, Db, OTHER, OWNER, World, encode};
+use serde_json::{Value, json};
+
+/// S63: a call that waits for a person leaves by the person's decision and by nothing else that a request can name.
+#[test]
+fn a_call_that_waits_for_a_person_has_no_side_door() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        let plan = vec![Say::call("c1", "deploy", "{}"), Say::text("deployed")];
+        world.stubs.llm.plays("gated", plan);
+        let api = world.api();
+        let run = api.run(GUARDED, "gated").await;
+        let on = api.waits_on(&run, "approval", 1).await[0].clone();
+        let (approval, digest) = (on["id"].as_str().unwrap(), &on["arguments_digest"]);
+        let token = api.seen_run(&run).await["resume_token"].clone();
+        let says_yes = json!({"decision": "approve", "decision_id": "x", "arguments_digest": digest});
+        let mut tried = vec![
+            (
+                format!("/runs/{run}/inputs/{approval}"),
+                json!({"value": says_yes, "decision_id": "x"}),
+            ),
+            (format!("/runs/{run}/resume"), json!({"resume_token": token})),
+            (
+                format!("/runs/{run}/resume"),
+                json!({"resume_token": token, "state_overlay": {"approved": true}}),
+            ),
+            (format!("/runs/{run}/approvals/c1"), says_yes.clone()),
+        ];
+        // The names by which the store knows it, which nobody is told.
+        let stored = world.query("SELECT wait_id, correlation_id FROM waits");
+        let stored = stored.iter().flatten().map(String::as_str);
+        let names: Vec<&str> = stored.chain(["c1", approval, &run]).collect();
+        for wait in &names {
+            for correlation in &names {
+                let delivery =
+                    json!({"delivery_id": "x", "correlation_id": correlation, "payload": says_yes});
+                tried.push((format!("/runs/{run}/waits/{wait}/deliveries"), delivery.clone()));
+                tried.push(("/events".to_owned(), delivery));
+            }
+            let cancel = json!({"cancel_id": "x", "reason": "r", "evidence": {}});
+            tried.push((format!("/runs/{run}/waits/{wait}/cancel"), cancel));
+        }
+        let mut activities: Vec<String> = ["c1", approval].map(str::to_owned).into();
+        for activity in api.activities(&run).await {
+            activities.push(activity["id"].as_str().unwrap().to_owned());
+        }
+        for activity in activities {
+            let path = format!("/runs/{run}/activities/{}", encode(&activity));
+            let resolution = |action: &str| {
+                json!({"action": action, "decision_id": "x", "input_digest": digest, "attempt": 1,
+                       "reason": "r", "evidence": {}})
+            };
+            tried.push((format!("{path}/resolve"), resolution("retry")));
+            let mut complete = resolution("complete");
+            complete["output"] = json!("done");
+            tried.push((format!("{path}/resolve"), complete));
+            tried.push((format!("{path}/reconcile"), json!({})));
+        }
+        for (path, body) in &tried {
+            let answer = api.post(path, body).await;
+            assert!((400..500).contains(&answer.status()), "{path}: {}", answer.text());
+        }
+        // Who may not decide cannot say it in another way.
+        let mine = |key: &str| Api {
+            client: world.edges[0].client().with_key(key),
+        };
+        for key in [OWNER, OTHER] {
+            let path = format!("/runs/{run}/approvals/{approval}");
+            let answer = mine(key).post(&path, &says_yes).await;
+            assert!([403, 404].contains(&answer.status()), "{}", answer.text());
+        }
+        let seen = api.seen_run(&run).await;
+        assert_eq!(
+            (&seen["status"], &seen["waiting_on"][0]),
+            (&json!("waiting"), &on)
+        );
+        assert!(world.stubs.tools.calls("/deploy").is_empty());
+        let decided = mine(BOSS).decide(&run, &on, "approve", "d1").await;
+        assert_eq!(decided.status(), 200, "{}", decided.text());
+        api.succeeded(&run).await;
+        assert_eq!(world.stubs.tools.calls("/deploy").len(), 1);
+        world.holds().await;
+    });
+}
+
+/// S7: ids that differ in their last byte are two runs, with histories of their own; one byte more than an id may have is refused.
+#[test]
+fn long_ids_that_differ_in_their_last_byte_are_two_runs() {
+    run(60, async {
+        for db in Db::BOTH {
+            let world = World::start(db, all).await;
+            let api = world.api();
+            let create = async |id: &str, input: &str| {
+                let body = json!({"agent": WORKER, "input": input, "run_id": id});
+                api.create_with(&body, &[]).await
+            };
+            let prefix = "ü".repeat(127);
+            let ids = ["a", "b"].map(|last| format!("{prefix}-{last}"));
+            for (id, input) in ids.iter().zip(["first", "second"]) {
+                assert_eq!(id.len(), 256);
+                let made = create(id, input).await;
+                assert_eq!(made.status(), 202, "{}", made.text());
+            }
+            for (id, input) in ids.iter().zip(["first", "second"]) {
+                let seen = api.succeeded(&encode(id)).await;
+                assert_eq!(seen["id"], json!(id));
+                assert_eq!(world.stubs.llm.requests_of(input).len(), 1);
+                let history = api.all(&format!("/runs/{}/history", encode(id))).await;
+                let last: Option<&Value> = history.iter().map(|item| &item["revision"]).next_back();
+                assert_eq!(last, Some(&seen["revision"]), "{history:?}");
+            }
+            let long = create(&format!("{prefix}-ab"), "third").await;
+            long.assert_error(400, "invalid_encoding");
+            assert_eq!(long.json()["error"]["param"], "run_id");
+            assert_eq!(api.all("/runs").await.len(), 2);
+            world.holds().await;
+        }
+    });
+}
