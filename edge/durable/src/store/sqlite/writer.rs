@@ -328,8 +328,8 @@ impl State {
     }
 }
 
-/// What a `COMMIT` that failed says. The frame that commits is the last that is written to the log (on a file system whose sectors
-/// are not torn, which SQLite takes Linux's to be): where there is no room, it is not there.
+/// What a `COMMIT` that failed says. With `SQLITE_POWERSAFE_OVERWRITE`, which is SQLite's default, the frame that commits is the last
+/// one written to the log: where there was no room for it, nothing was committed.
 fn uncommitted(error: rusqlite::Error) -> StoreError {
     if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
         StoreError::unavailable(error)
