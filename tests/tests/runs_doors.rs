@@ -1,4 +1,5 @@
-//! Ways around an approval, and ids that are nearly the same: what is not the thing itself reaches nothing (durable-scenarios §1, §5).
+//! Ways around an approval, and ids that are nearly the same or none: what is not the thing itself reaches nothing (durable-scenarios
+//! §1, §5).
 
 use iop_tests::llm::Say;
 use iop_tests::run;
@@ -120,5 +121,70 @@ fn long_ids_that_differ_in_their_last_byte_are_two_runs() {
             assert_eq!(api.all("/runs").await.len(), 2);
             world.holds().await;
         }
+    });
+}
+
+/// S6: an id that is no text is refused, in a path and in a body, and nothing of the request is kept; the character that stands for
+/// what could not be read is a character like others.
+#[test]
+fn ids_that_are_no_text_are_refused_and_not_mended() {
+    run(60, async {
+        let world = World::start(Db::Sqlite, all).await;
+        world.stubs.llm.plays(
+            "gated",
+            vec![Say::call("c1", "deploy", "{}"), Say::text("deployed")],
+        );
+        let api = world.api();
+        let run = "r\u{fffd}";
+        let body = json!({"agent": GUARDED, "input": "gated", "run_id": run});
+        let made = api.create_with(&body, &[]).await;
+        assert_eq!(made.status(), 202, "{}", made.text());
+        let path = format!("/runs/{}", encode(run));
+        let on = api.waits_on(&encode(run), "approval", 1).await[0].clone();
+        let approval = on["id"].as_str().unwrap();
+        let decision =
+            json!({"decision": "approve", "decision_id": "d?", "arguments_digest": on["arguments_digest"]});
+        let delivery = json!({"correlation_id": "c?", "delivery_id": "d", "payload": 1});
+        for (path, body) in [
+            (
+                "/runs".to_owned(),
+                json!({"agent": WORKER, "input": "x", "run_id": "r?"}),
+            ),
+            (format!("{path}/approvals/{approval}"), decision.clone()),
+            (
+                format!("{path}/cancel"),
+                json!({"cancel_id": "c?", "reason": "r"}),
+            ),
+            (format!("{path}/waits/w/deliveries"), delivery.clone()),
+            ("/events".to_owned(), delivery.clone()),
+            (
+                format!("{path}/inputs/%FF"),
+                json!({"value": 1, "decision_id": "d"}),
+            ),
+            (format!("{path}/approvals/%FF"), decision.clone()),
+            (
+                "/runs/r%FF/cancel".to_owned(),
+                json!({"cancel_id": "c", "reason": "r"}),
+            ),
+        ] {
+            let body: Vec<u8> = body
+                .to_string()
+                .bytes()
+                .map(|b| if b == b'?' { 0xff } else { b })
+                .collect();
+            let path = format!("/api/v1{path}");
+            let answer = api.client.request("POST", &path, &[], &body).await;
+            answer.assert_error(400, "invalid_encoding");
+        }
+        let runs = api.all("/runs").await;
+        assert_eq!((runs.len(), &runs[0]["id"]), (1, &json!(run)));
+        assert_eq!(
+            (&runs[0]["status"], &runs[0]["cancel_requested_at"]),
+            (&json!("waiting"), &json!(null))
+        );
+        let decided = api.decide(&encode(run), &on, "approve", "d\u{fffd}").await;
+        assert_eq!(decided.status(), 200, "{}", decided.text());
+        assert_eq!(api.succeeded(&encode(run)).await["id"], json!(run));
+        world.holds().await;
     });
 }
