@@ -131,9 +131,7 @@ fn a_full_disk_loses_nothing_and_repeats_nothing() {
         let dir = world.dir.path().join("edge-0");
         let file = dir.join("edge.toml");
         let args = ["--config", file.to_str().unwrap()];
-        let mut env = world.options.env.clone();
-        env.push(("IOP_LINK_TOKEN".to_owned(), "token".to_owned()));
-        let refused = finish("iop-edge", &args, &env, &dir).await;
+        let refused = finish("iop-edge", &args, &disk.env(), &dir).await;
         assert_eq!(refused.code, Some(1), "{}", refused.stderr);
         assert!(refused.stderr.contains("iop.db"), "{}", refused.stderr);
         disk.empty();
