@@ -1,6 +1,8 @@
 //! Ways around an approval, and ids that are nearly the same or none: what is not the thing itself reaches nothing (durable-scenarios
 //! §1, §5).
 
+use std::collections::BTreeSet;
+
 use iop_tests::llm::Say;
 use iop_tests::run;
 use iop_tests::runs::agents::{GUARDED, WORKER, all};
@@ -20,51 +22,62 @@ fn a_call_that_waits_for_a_person_has_no_side_door() {
         let (approval, digest) = (on["id"].as_str().unwrap(), &on["arguments_digest"]);
         let token = api.seen_run(&run).await["resume_token"].clone();
         let says_yes = json!({"decision": "approve", "decision_id": "x", "arguments_digest": digest});
+        let path = |rest: &str| format!("/runs/{run}/{rest}");
         let mut tried = vec![
             (
-                format!("/runs/{run}/inputs/{approval}"),
+                path(&format!("inputs/{approval}")),
                 json!({"value": says_yes, "decision_id": "x"}),
+                "input_not_found",
             ),
-            (format!("/runs/{run}/resume"), json!({"resume_token": token})),
+            (path("resume"), json!({"resume_token": token}), "run_waiting"),
             (
-                format!("/runs/{run}/resume"),
+                path("resume"),
                 json!({"resume_token": token, "state_overlay": {"approved": true}}),
+                "invalid_request",
             ),
-            (format!("/runs/{run}/approvals/c1"), says_yes.clone()),
+            (path("approvals/c1"), says_yes.clone(), "approval_not_found"),
         ];
-        // The names by which the store knows it, which nobody is told.
-        let stored = world.query("SELECT wait_id, correlation_id FROM waits");
-        let stored = stored.iter().flatten().map(String::as_str);
-        let names: Vec<&str> = stored.chain(["c1", approval, &run]).collect();
-        for wait in &names {
-            for correlation in &names {
-                let delivery =
-                    json!({"delivery_id": "x", "correlation_id": correlation, "payload": says_yes});
-                tried.push((format!("/runs/{run}/waits/{wait}/deliveries"), delivery.clone()));
-                tried.push(("/events".to_owned(), delivery));
+        // Also the names by which the store knows it, which nobody is told.
+        let stored = |sql: &str| -> BTreeSet<String> { world.query(sql).into_iter().flatten().collect() };
+        let own = ["c1", approval, &run].map(str::to_owned);
+        let mut names = stored("SELECT wait_id, correlation_id FROM waits");
+        assert!(!names.is_empty());
+        names.extend(own.clone());
+        for correlation in &names {
+            let delivery = json!({"delivery_id": "x", "correlation_id": correlation, "payload": says_yes});
+            for wait in &names {
+                let wait = path(&format!("waits/{}/deliveries", encode(wait)));
+                tried.push((wait, delivery.clone(), "wait_not_found"));
             }
-            let cancel = json!({"cancel_id": "x", "reason": "r", "evidence": {}});
-            tried.push((format!("/runs/{run}/waits/{wait}/cancel"), cancel));
+            tried.push(("/events".to_owned(), delivery, "wait_not_armed"));
         }
-        let mut activities: Vec<String> = ["c1", approval].map(str::to_owned).into();
-        for activity in api.activities(&run).await {
-            activities.push(activity["id"].as_str().unwrap().to_owned());
+        for wait in &names {
+            let cancel = json!({"cancel_id": "x", "reason": "r", "evidence": "e"});
+            let wait = path(&format!("waits/{}/cancel", encode(wait)));
+            tried.push((wait, cancel, "wait_not_found"));
         }
-        for activity in activities {
-            let path = format!("/runs/{run}/activities/{}", encode(&activity));
+        // The call is none yet; what is stored is the model's turn.
+        assert_eq!(api.activities(&run).await, Vec::<Value>::new());
+        names = stored("SELECT activity_id FROM activities");
+        assert!(!names.is_empty());
+        names.extend(own);
+        for activity in &names {
+            let path = path(&format!("activities/{}", encode(activity)));
             let resolution = |action: &str| {
                 json!({"action": action, "decision_id": "x", "input_digest": digest, "attempt": 1,
-                       "reason": "r", "evidence": {}})
+                       "reason": "r", "evidence": "e"})
             };
-            tried.push((format!("{path}/resolve"), resolution("retry")));
             let mut complete = resolution("complete");
             complete["output"] = json!("done");
-            tried.push((format!("{path}/resolve"), complete));
-            tried.push((format!("{path}/reconcile"), json!({})));
+            for body in [resolution("retry"), complete] {
+                tried.push((format!("{path}/resolve"), body, "activity_not_found"));
+            }
+            tried.push((format!("{path}/reconcile"), json!({}), "activity_not_found"));
         }
-        for (path, body) in &tried {
+        for (path, body, code) in &tried {
             let answer = api.post(path, body).await;
-            assert!((400..500).contains(&answer.status()), "{path}: {}", answer.text());
+            assert_eq!(answer.error_code(), *code, "{path} {body}: {}", answer.text());
+            assert!((400..500).contains(&answer.status()), "{}", answer.text());
         }
         // Who may not decide cannot say it in another way.
         let mine = |key: &str| Api {

@@ -50,6 +50,7 @@ fn five_thousand_cancels_at_once_reach_the_node_and_leave_the_link_alive() {
         let registry = registry();
         let pair = linked(&registry).await;
         let session = session(&registry).await;
+        // In large frames: what is asked of the link here are the cancels, not how many frames fill the windows.
         let runs = (0..RUNS).map(|_| session.call(tunnel_of("endless", 4096)));
         let runs = futures_util::future::join_all(runs).await;
         assert!(runs.iter().all(Result::is_ok));
